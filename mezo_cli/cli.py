@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from mezo_cli import commands
 from mezo_cli.config.choices import complete
 from mezo_cli.distributed.launch import check_command, silent_followers
 from mezo_cli.errors import (
@@ -44,21 +45,16 @@ app = typer.Typer(
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, or that of the click inside newer Typers
 
 
-def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
-    return complete(ctx, incomplete)
-
-
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. task=rte optimizer.lr=1e-5", autocompletion=_complete),
+    typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. task=rte optimizer.lr=1e-5", autocompletion=complete),
 ]
 ConfigDir = Annotated[str | None, typer.Option("--config-dir", help="A folder with your own task/, model/... YAMLs.")]
 Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", help="best (default), last, or a step number (replayed).")
 ]
 Base = Annotated[
-    Path | None,
-    typer.Option("--base", metavar="DIR", help="The folder of the base model, in place of the run's."),
+    Path | None, typer.Option("--base", metavar="DIR", help="The folder of the base model, in place of the run's.")
 ]
 Jobs = Annotated[
     int, typer.Option("--jobs", metavar="N", help="Of a sweep: how many jobs run at a time here, each with its share.")
@@ -135,23 +131,16 @@ def train(
         raise UserError(f"{'--print' if prints else '--jobs'} needs a sweep: add -m")
     if multirun:
         check_command("train -m")
-        from mezo_cli.commands import sweep
-
-        raise typer.Exit(sweep.sweep(overrides or [], config_dir, jobs, prints, retry_failed, quiet))
-    from mezo_cli.commands import train as command
-
+        raise typer.Exit(commands.sweep.sweep(overrides or [], config_dir, jobs, prints, retry_failed, quiet))
     if cfg is not None:
-        command.show_config(overrides or [], config_dir, cfg)
+        commands.train.show_config(overrides or [], config_dir, cfg)
     else:
-        command.train(overrides or [], config_dir, quiet)
+        commands.train.train(overrides or [], config_dir, quiet)
 
 
 @app.command("eval", rich_help_panel="Use a run's weights")
 def evaluate(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="A run, a checkpoint in it, or a Hugging Face folder."),
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a checkpoint in it, or a Hugging Face folder.")],
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,
     split: Annotated[str, typer.Option("--split", help="test, dev or train.")] = "test",
@@ -161,9 +150,7 @@ def evaluate(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the scores only, no log and no bar.")] = False,
 ) -> None:
     """Evaluate a run's checkpoint on a split; or any Hugging Face folder, with task=... data=... given."""
-    from mezo_cli.commands import evaluate as command
-
-    command.evaluate(run, overrides or [], checkpoint, split, config_dir, base, as_json, quiet)
+    commands.evaluate.evaluate(run, overrides or [], checkpoint, split, config_dir, base, as_json, quiet)
 
 
 @app.command(rich_help_panel="Train")
@@ -186,9 +173,7 @@ def resume(
     jobs: Jobs = 1,
 ) -> None:
     """Continue after a stop or a crash; the result is bitwise identical to a run that never stopped."""
-    from mezo_cli.commands import resume as command
-
-    raise typer.Exit(command.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir, jobs))
+    raise typer.Exit(commands.resume.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir, jobs))
 
 
 @app.command(rich_help_panel="Train")
@@ -211,9 +196,7 @@ def tune(
     quiet: QuietTraining = False,
 ) -> None:
     """Search for learning rate, eps and other numbers with Optuna: one training per trial."""
-    from mezo_cli.commands import tune as command
-
-    raise typer.Exit(command.tune(overrides or [], config_dir, ranges or [], trials, goal, quiet))
+    raise typer.Exit(commands.tune.tune(overrides or [], config_dir, ranges or [], trials, goal, quiet))
 
 
 @app.command(rich_help_panel="Use a run's weights")
@@ -224,9 +207,7 @@ def replay(
     base: Base = None,
 ) -> None:
     """Rebuild the weights of a step from the base model and the trajectory."""
-    from mezo_cli.commands import replay as command
-
-    command.replay(run, step, out, base)
+    commands.replay.replay(run, step, out, base)
 
 
 @app.command(rich_help_panel="Use a run's weights")
@@ -246,9 +227,7 @@ def predict(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the labels only: no log and no bar.")] = False,
 ) -> None:
     """Label texts of your own, with the probability of each label; without --text and --file, standard input."""
-    from mezo_cli.commands import predict as command
-
-    command.predict(run, text or [], file, checkpoint, base, as_json, out, quiet)
+    commands.predict.predict(run, text or [], file, checkpoint, base, as_json, out, quiet)
 
 
 @app.command(rich_help_panel="Share and store")
@@ -269,17 +248,13 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
 ) -> None:
     """Share a run: a Hugging Face folder with a model card, or with --trajectory what rebuilds its weights."""
-    from mezo_cli.commands import export as command
-
-    command.export(run, out, checkpoint, adapter, trajectory, base, push, private)
+    commands.export.export(run, out, checkpoint, adapter, trajectory, base, push, private)
 
 
 @app.command(rich_help_panel="Share and store")
 def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder of runs.")]) -> None:
     """Remove full checkpoints of finished runs, after a replay that was bitwise identical to them."""
-    from mezo_cli.commands import prune as command
-
-    command.prune(folder)
+    commands.prune.prune(folder)
 
 
 @app.command(rich_help_panel="Look at runs")
@@ -297,12 +272,10 @@ def runs(
     ] = None,
 ) -> None:
     """List the runs under a folder, with every setting in which they differ."""
-    from mezo_cli.commands import runs as command
-
     if diff is not None:
-        command.diff(*diff, as_json)
+        commands.runs.diff(*diff, as_json)
         return
-    command.runs(words or [], status, sort, as_json, quiet)
+    commands.runs.runs(words or [], status, sort, as_json, quiet)
 
 
 @app.command(rich_help_panel="Look at runs")
@@ -318,9 +291,8 @@ def compare(
     """Mean and std over seeds, the best dev score picked for each, with the paper's numbers."""
     if paper and seeds:
         raise UserError("--paper and --seeds are two views: ask for one at a time")
-    from mezo_cli.commands import compare as command
-
-    command.compare(folders or [], "paper" if paper else "seeds" if seeds else "groups", out, as_json, quiet, table)
+    view = "paper" if paper else "seeds" if seeds else "groups"
+    commands.compare.compare(folders or [], view, out, as_json, quiet, table)
 
 
 @app.command(rich_help_panel="Look at runs")
@@ -330,9 +302,7 @@ def show(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only.")] = False,
 ) -> None:
     """Show one run: what it was, its result, how it went, its settings."""
-    from mezo_cli.commands import show as command
-
-    command.show(run, as_json, quiet)
+    commands.show.show(run, as_json, quiet)
 
 
 @app.command(rich_help_panel="Look at runs")
@@ -342,9 +312,7 @@ def report(
     figure: Annotated[Path | None, typer.Option("--figure", help="One figure for a paper: FILE.svg|pdf|png.")] = None,
 ) -> None:
     """Write one self-contained page about runs, or a figure for a paper."""
-    from mezo_cli.commands import report as command
-
-    command.report(folders or [], out, figure)
+    commands.report.report(folders or [], out, figure)
 
 
 @app.command(rich_help_panel="Before training")
@@ -354,9 +322,7 @@ def data(
     config_dir: ConfigDir = None,
 ) -> None:
     """Show what the model sees: class balance, lengths, prompts; or write the few-shot splits."""
-    from mezo_cli.commands import data as command
-
-    command.data(overrides or [], export, config_dir)
+    commands.data.data(overrides or [], export, config_dir)
 
 
 @app.command(rich_help_panel="Before training")
@@ -371,17 +337,13 @@ def doctor(
     """Check a setup before training: label words, data, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
-    from mezo_cli.commands import doctor as command
-
-    command.doctor(overrides or [], multirun, seconds, as_json, config_dir, quiet)
+    commands.doctor.doctor(overrides or [], multirun, seconds, as_json, config_dir, quiet)
 
 
 @app.command(rich_help_panel="Help")
 def env() -> None:
     """Print versions, device and cores, for a bug report."""
-    from mezo_cli.commands import env as command
-
-    command.env()
+    commands.env.env()
 
 
 def main(run: Callable[..., Any] = app) -> None:
@@ -413,19 +375,15 @@ def _run(run: Callable[..., Any]) -> NoReturn:
         discard_output(sys.stdout)  # or the flush at exit complains once more
         sys.exit(1)
     except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
-        full = error.errno in FULL
-        _fail(str(_lost(error)) if full and error.filename is None else str(error), 1 if full else 2)
+        lost = f"standard output: cannot be written: {error.strerror}" if error.filename is None else str(error)
+        _fail(*((lost, 1) if error.errno in FULL else (str(error), 2)))
     if status == 130:  # newer Typers answer Ctrl-C themselves
         _fail("interrupted", 130)
     sys.exit(status or 0)
 
 
 def _flush_output() -> None:
-    """Write what is buffered for standard output.
-
-    Raises:
-        RunFailed: when something could not be written there: now, or a log line before (a run continues without).
-    """
+    """Write what is buffered for standard output; raise what could not be written, now or in a log line before."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -434,12 +392,8 @@ def _flush_output() -> None:
         LOST_OUTPUT.append(error)
     if LOST_OUTPUT:
         discard_output(sys.stdout)
-        raise _lost(LOST_OUTPUT[0])
-
-
-def _lost(error: OSError) -> RunFailed:
-    LOST_OUTPUT.clear()
-    return RunFailed(f"standard output: cannot be written: {error.strerror}")
+        error, LOST_OUTPUT[:] = LOST_OUTPUT[0], []
+        raise error
 
 
 def _check_working_directory() -> None:
@@ -453,7 +407,7 @@ def _usage(error: Any) -> str:
     """Return what is wrong with the command line: the commands where one is unknown, KEY=VALUE for --KEY."""
     from mezo_cli.config.explain import GROUPS, all_keys
 
-    commands = getattr(getattr(error.ctx, "command", None), "commands", {})
+    known = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
     option = str(getattr(error, "option_name", None) or "")
     name = option.lstrip("-").replace("-", "_")
@@ -461,7 +415,7 @@ def _usage(error: Any) -> str:
     if "such option" in message and keys:
         keys = [name] if name in keys else keys
         return f"{message} Settings are given without dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
-    return f"{message} Commands: {join(commands)}" if commands and "command" in message else message
+    return f"{message} Commands: {join(known)}" if known and "command" in message else message
 
 
 def _fail(text: str, status: int, label: str = "error: ") -> NoReturn:

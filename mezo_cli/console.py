@@ -27,12 +27,13 @@ from mezo_cli.system import LOST_OUTPUT, discard_output
 
 log = logging.getLogger("mezo")
 
+PROMPT_END = 60  # characters of a prompt that a line shows
+LINE_EVERY = 30.0  # seconds between log lines about progress
+
 _quiet = ContextVar("quiet", default=False)  # whether the command was asked for warnings and errors only
-_training_console: ContextVar[Console | None] = ContextVar("training_console", default=None)
 
 # Control characters (C0 without tab and line feed, DEL, C1), marks and overrides of the writing direction, line
 # separators, and the surrogates by which Python represents bytes of a file name that are not UTF-8.
-PROMPT_END = 60  # characters of a prompt that a line shows
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -71,205 +72,6 @@ class TextTable(Table):
         super().add_row(*map(plain_text, cells), **options)
 
 
-class LogFormatter(logging.Formatter):
-    """Format a log record as one printable line, followed by its traceback if it has one."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """Return the line of a record."""
-        return printable(without_credentials(re.sub(r"\s*\n\s*", " ", super().formatMessage(record))))
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        """Return the traceback of a record."""
-        return printable(without_credentials(super().formatException(ei)))
-
-
-# --- progress ---
-
-
-class ProgressReporter:
-    """Report the progress of a run: a live bar on a terminal, log lines otherwise."""
-
-    MAX_INTERVAL = 30.0  # seconds between log lines
-
-    def __init__(self, progress: Progress | None, total: int, done: int) -> None:
-        self._progress, self._total, self._start_step = progress, total, done
-        self._start_time: float | None = None
-        self._last_line = time.perf_counter()
-        self._fields: dict[str, Any] = {"score": "loss -", "dev": "-", "rate": "- steps/s"}
-        self._tokens = 0.0  # generated since the first step
-        if progress is not None:
-            self._task = progress.add_task("train", total=total, completed=done, **self._fields)
-
-    def report_step(self, done: int, loss: float, reward: float | None = None, tokens: float = 0.0) -> None:
-        """Show a step in the bar, and log it at every twentieth of the run or half minute.
-
-        Args:
-            done: the steps so far.
-            loss: of the step.
-            reward: the mean reward of the step's completions, shown in place of the loss; None if there were none.
-            tokens: that the step has generated.
-        """
-        now = time.perf_counter()
-        if self._start_time is None:  # the first step compiles, so it does not count for the rate
-            self._start_step, self._start_time, self._tokens = done, now, 0.0
-        else:
-            self._tokens += tokens
-        passed = max(now - self._start_time, 1e-9)
-        rate = (done - self._start_step) / passed
-        speed = f"{rate:.2f} steps/s" if rate < 10 else f"{rate:.1f} steps/s"
-        speed += f"  {self._tokens / passed:,.0f} tokens/s" if self._tokens else ""
-        score = f"loss {loss:.4f}" if reward is None else f"reward {reward:.4f}"
-        self._fields.update(score=score, rate=speed if rate else "- steps/s")
-        if self._progress is not None:
-            self._progress.update(self._task, completed=done, **self._fields)
-        if done % max(1, self._total // 20) == 0 or now - self._last_line > self.MAX_INTERVAL:
-            self._last_line = now
-            left = f"  {speed}  {format_duration((self._total - done) / rate)} left" if rate else ""
-            log.debug("%s  %s%s", self._at(done), score, left)
-
-    def evaluation(self, total: int) -> Callable[[int], None]:
-        """Return a function to call with the number of dev rows evaluated: the bar shows it, or else the log."""
-        lines = ProgressLog("evaluating dev", total, "rows")
-
-        def report(done: int) -> None:
-            if self._progress is None:
-                lines.report(done)
-            else:
-                self._progress.update(self._task, **{**self._fields, "dev": f"{done}/{total}"})
-
-        return report
-
-    def report_dev(self, step: int, score: str, summary: str) -> None:
-        """Show the score on dev in the bar, and log the summary of the evaluation."""
-        self._fields["dev"] = score
-        if self._progress is not None:
-            self._progress.update(self._task, **self._fields)
-        log.info("%s  dev %s", self._at(step), summary)
-
-    def _at(self, step: int) -> str:
-        return f"step {step:{len(str(self._total))}d}/{self._total}"
-
-
-class ProgressLog:
-    """Log lines about long work that has no bar: how much is done, rate, time left; after 5 s, then every half minute.
-
-    Args:
-        what: the work.
-        total: how many `units` it has.
-        units: what is counted.
-    """
-
-    def __init__(self, what: str, total: int, units: str = "steps") -> None:
-        self._what, self._total, self._units = what, total, units
-        self._start_time = time.perf_counter()
-        self._next_line = self._start_time + 5
-
-    def report(self, done: int) -> None:
-        """Log a line if one is due."""
-        now = time.perf_counter()
-        if now < self._next_line or not done:
-            return
-        self._next_line = now + ProgressReporter.MAX_INTERVAL
-        rate = done / (now - self._start_time)
-        left = format_duration((self._total - done) / rate)
-        units = self._units
-        log.info("%s: %d of %d %s  %.4g %s/s  %s left", self._what, done, self._total, units, rate, units, left)
-
-
-@contextmanager
-def progress_reporter(console: Console, total: int, done: int) -> Iterator[ProgressReporter]:
-    """Yield the progress reporter of a run of `total` steps of which `done` are done."""
-    if not console.is_terminal or total == 0:
-        yield ProgressReporter(None, total, done)
-        return
-    columns = (
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("[cyan]{task.fields[score]}[/]"),
-        TextColumn("dev [green]{task.fields[dev]}[/]"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:
-        yield ProgressReporter(progress, total, done)
-
-
-@contextmanager
-def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is called with the number of things done; on a terminal a bar shows it, else the log.
-
-    Args:
-        console: where the bar is shown; that of standard error, if standard output is data.
-        what: is counted, in the plural: `rows`, `test rows`.
-        total: how many there are.
-    """
-    if not console.is_terminal:
-        yield ProgressLog(what, total, "rows").report
-        return
-    columns = (TextColumn(what), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, expand=True, transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
-# --- console, tables, log ---
-
-
-class _Terminal:
-    """Standard output on a terminal. Once the terminal is gone (a lost connection), what is written is discarded.
-
-    Without it, a run whose terminal is gone would fail by its next write instead of being recorded as interrupted.
-    """
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """Write text if the terminal is there."""
-        try:
-            return self._stream.write(text)
-        except OSError:
-            discard_output(self._stream)
-            return len(text)
-
-    def flush(self) -> None:
-        """Flush if the terminal is there."""
-        try:
-            self._stream.flush()
-        except OSError:
-            discard_output(self._stream)
-
-
-def is_live(stream: IO[str]) -> bool:
-    """Return whether a stream is a terminal whose lines may be redrawn: not one of CI, which keeps every line.
-
-    A quiet command has no bars, so nothing is redrawn.
-    """
-    if _quiet.get():
-        return False
-    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    return stream.isatty() and not in_ci and os.environ.get("TERM") != "dumb"
-
-
-def make_console() -> Console:
-    """Return the console. In a pipe, a file or CI its lines have any length, and there are no bars and no colours.
-
-    rich itself heeds NO_COLOR.
-    """
-    terminal: Any = _Terminal(sys.stdout)
-    if is_live(sys.stdout):
-        return Console(file=terminal)
-    return Console(file=terminal if sys.stdout.isatty() else None, width=1000, force_terminal=False)
-
-
-def make_error_console() -> Console:
-    """Return the console of standard error, for the log and bars of a command whose standard output is data."""
-    return Console(stderr=True) if is_live(sys.stderr) else Console(stderr=True, width=1000, force_terminal=False)
-
-
 def make_table(first: str, *columns: str) -> TextTable:
     """Return an empty table without lines: the first column is left-aligned, the others right-aligned."""
     table = TextTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -277,72 +79,6 @@ def make_table(first: str, *columns: str) -> TextTable:
     for column in columns:
         table.add_column(column, justify="right", overflow="fold")
     return table
-
-
-class _PlainHandler(logging.StreamHandler):
-    """Plain log lines. A closed pipe (`| head`, a lost connection) does not stop a run: train.log has every line.
-
-    Nor does a full disk, which the command reports when it ends.
-    """
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif error.errno in FULL and self.stream is sys.stdout:
-            LOST_OUTPUT.append(error)
-
-
-@contextmanager
-def console_logging(console: Console, quiet: bool = False) -> Iterator[None]:
-    """Show the log on the console inside the block: above the bar on a terminal, as plain lines otherwise.
-
-    If `quiet`, only warnings and errors are shown.
-
-    Afterwards the logger is as it was: the block may run inside another program.
-    """
-    handler: logging.Handler = _PlainHandler(console.file)
-    handler.setLevel(logging.DEBUG)
-    if console.is_terminal:
-        plain = NullHighlighter()
-        handler = RichHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=plain)
-        handler.setLevel(logging.INFO)  # the bar shows the steps
-    if quiet:
-        handler.setLevel(logging.WARNING)
-    handler.setFormatter(LogFormatter("%(message)s"))
-    before = log.level, log.propagate
-    log.addHandler(handler)
-    log.setLevel(logging.DEBUG)
-    log.propagate = False
-    token = _quiet.set(quiet)
-    try:
-        yield
-    finally:
-        _quiet.reset(token)
-        log.removeHandler(handler)
-        log.setLevel(before[0])
-        log.propagate = before[1]
-
-
-@contextmanager
-def training_output(quiet: bool) -> Iterator[Console]:
-    """Show the log of a training inside the block; yield the console for its bars and tables.
-
-    It is the log's own: rich prints a line above a bar only on the console of the bar. If `quiet`, warnings and errors
-    go to standard error, and there are no bars. A block inside another one has the console of that.
-    """
-    outer = _training_console.get()
-    if outer is not None:
-        yield outer
-        return
-    console = make_error_console() if quiet else make_console()
-    with console_logging(console, quiet):
-        inner = make_console() if quiet else console
-        token = _training_console.set(inner)
-        try:
-            yield inner
-        finally:
-            _training_console.reset(token)
 
 
 def relative_path(path: Path) -> str:
@@ -376,3 +112,222 @@ def describe_completion(record: Mapping[str, Any]) -> str:
     prompt = record["prompt"] if len(record["prompt"]) <= PROMPT_END else f"...{record['prompt'][-PROMPT_END:]}"
     reward = f"  reward {record['reward']:.3g}" if "reward" in record else ""
     return printable(f"{prompt!r} -> {record['completion']!r}{reward}")
+
+
+# --- progress ---
+
+
+class ProgressReporter:
+    """Report the progress of a run: a live bar (one that is disabled is not shown), and log lines."""
+
+    def __init__(self, progress: Progress, total: int, done: int) -> None:
+        self._progress, self._total, self._start_step = progress, total, done
+        self._start_time: float | None = None
+        self._last_line = time.perf_counter()
+        self._fields: dict[str, Any] = {"score": "loss -", "dev": "-", "rate": "- steps/s"}
+        self._tokens = 0.0  # generated since the first step
+        self._task = progress.add_task("train", total=total, completed=done, **self._fields)
+
+    def report_step(self, done: int, loss: float, reward: float | None = None, tokens: float = 0.0) -> None:
+        """Show a step in the bar, and log it at every twentieth of the run or half minute.
+
+        The mean reward of the step's completions is shown in place of the loss; `tokens` are those that it generated.
+        """
+        now = time.perf_counter()
+        if self._start_time is None:  # the first step compiles, so it does not count for the rate
+            self._start_step, self._start_time, self._tokens = done, now, 0.0
+        else:
+            self._tokens += tokens
+        passed = max(now - self._start_time, 1e-9)
+        rate = (done - self._start_step) / passed
+        speed = f"{rate:.2f} steps/s" if rate < 10 else f"{rate:.1f} steps/s"
+        speed += f"  {self._tokens / passed:,.0f} tokens/s" if self._tokens else ""
+        score = f"loss {loss:.4f}" if reward is None else f"reward {reward:.4f}"
+        self._fields.update(score=score, rate=speed if rate else "- steps/s")
+        self._progress.update(self._task, completed=done, **self._fields)
+        if done % max(1, self._total // 20) == 0 or now - self._last_line > LINE_EVERY:
+            self._last_line = now
+            left = f"  {speed}  {format_duration((self._total - done) / rate)} left" if rate else ""
+            self._log(logging.DEBUG, done, f"{score}{left}")
+
+    def evaluation(self, total: int) -> Callable[[int], None]:
+        """Return a function to call with the number of dev rows evaluated: the bar shows it, or else the log."""
+        if self._progress.disable:
+            return progress_log("evaluating dev", total, "rows")
+        return lambda done: self._progress.update(self._task, **{**self._fields, "dev": f"{done}/{total}"})
+
+    def report_dev(self, step: int, score: str, summary: str) -> None:
+        """Show the score on dev in the bar, and log the summary of the evaluation."""
+        self._fields["dev"] = score
+        self._progress.update(self._task, **self._fields)
+        self._log(logging.INFO, step, f"dev {summary}")
+
+    def _log(self, level: int, step: int, text: str) -> None:
+        log.log(level, "step %*d/%d  %s", len(str(self._total)), step, self._total, text)
+
+
+def progress_log(what: str, total: int, units: str = "steps") -> Callable[[int], None]:
+    """Return a function to call with how much of long work is done: it logs a line after 5 s, then every half minute.
+
+    The work, `what`, has a `total` of `units`.
+    """
+    began = time.perf_counter()
+    next_line = began + 5
+
+    def report(done: int) -> None:
+        nonlocal next_line
+        now = time.perf_counter()
+        if now >= next_line and done:
+            next_line = now + LINE_EVERY
+            rate = done / (now - began)
+            left = format_duration((total - done) / rate)
+            log.info("%s: %d of %d %s  %.4g %s/s  %s left", what, done, total, units, rate, units, left)
+
+    return report
+
+
+@contextmanager
+def progress_reporter(console: Console, total: int, done: int) -> Iterator[ProgressReporter]:
+    """Yield the progress reporter of a run of `total` steps of which `done` are done."""
+    columns = (
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("[cyan]{task.fields[score]}[/]"),
+        TextColumn("dev [green]{task.fields[dev]}[/]"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    hidden = not console.is_terminal or total == 0
+    with Progress(*columns, console=console, refresh_per_second=4, expand=True, disable=hidden) as progress:
+        yield ProgressReporter(progress, total, done)
+
+
+@contextmanager
+def progress_bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is called with the number of things done; on a terminal a bar shows it, else the log.
+
+    `what` is counted, in the plural: `rows`, `test rows`. If standard output is data, give the console of errors.
+    """
+    if not console.is_terminal:
+        yield progress_log(what, total, "rows")
+        return
+    columns = (TextColumn(what), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, expand=True, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+# --- console and log ---
+
+
+class _Terminal:
+    """Standard output on a terminal; what is written once the terminal is gone (a lost connection) is discarded.
+
+    Without it, a run whose terminal is gone would fail by its next write instead of being recorded as interrupted.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            discard_output(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            discard_output(self._stream)
+
+
+def is_live(stream: IO[str]) -> bool:
+    """Return whether a stream is a terminal whose lines may be redrawn: not one of CI, nor of a quiet command."""
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return not _quiet.get() and stream.isatty() and not in_ci and os.environ.get("TERM") != "dumb"
+
+
+def make_console() -> Console:
+    """Return the console. In a pipe, a file or CI its lines have any length, and there are no bars and no colours.
+
+    rich itself heeds NO_COLOR.
+    """
+    terminal: Any = _Terminal(sys.stdout)
+    if is_live(sys.stdout):
+        return Console(file=terminal)
+    return Console(file=terminal if sys.stdout.isatty() else None, width=1000, force_terminal=False)
+
+
+def make_error_console() -> Console:
+    """Return the console of standard error, for the log and bars of a command whose standard output is data."""
+    return Console(stderr=True) if is_live(sys.stderr) else Console(stderr=True, width=1000, force_terminal=False)
+
+
+class LogFormatter(logging.Formatter):
+    """Format a log record as one printable line, followed by its traceback if it has one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: D102, N802 (logging's name)
+        return printable(without_credentials(re.sub(r"\s*\n\s*", " ", super().formatMessage(record))))
+
+    def formatException(self, ei: Any) -> str:  # noqa: D102, N802 (logging's name)
+        return printable(without_credentials(super().formatException(ei)))
+
+
+class _PlainHandler(logging.StreamHandler):
+    """Plain log lines. Neither a closed pipe (`| head`) nor a full disk stops a run: train.log has every line.
+
+    The command reports the full disk when it ends.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif error.errno in FULL and self.stream is sys.stdout:
+            LOST_OUTPUT.append(error)
+
+
+@contextmanager
+def console_logging(console: Console, quiet: bool = False) -> Iterator[None]:
+    """Show the log on the console inside the block: above the bar on a terminal, as plain lines otherwise.
+
+    If `quiet`, only warnings and errors are shown. Afterwards the logger is as it was, for the program around it.
+    """
+    handler: logging.Handler = _PlainHandler(console.file)
+    handler.setLevel(logging.DEBUG)
+    if console.is_terminal:
+        plain = NullHighlighter()
+        handler = RichHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=plain)
+        handler.setLevel(logging.INFO)  # the bar shows the steps
+    if quiet:
+        handler.setLevel(logging.WARNING)
+    handler.setFormatter(LogFormatter("%(message)s"))
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    token = _quiet.set(quiet)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+@contextmanager
+def training_output(quiet: bool) -> Iterator[Console]:
+    """Show the log of a training inside the block; yield the console for its bars and tables.
+
+    It is the log's own: rich prints a line above a bar only on the console of the bar. If `quiet`, warnings and errors
+    go to standard error, and there are no bars.
+    """
+    console = make_error_console() if quiet else make_console()
+    with console_logging(console, quiet):
+        yield make_console() if quiet else console

@@ -28,48 +28,39 @@ LIBRARY_DEFAULTS = {
     # Large blocks in huge pages: activations are allocated and freed at every layer (docs/measurements/step.md).
     "THP_MEM_ALLOC_ENABLE": "1",
 }
+IN_SWEEP = "MEZO_IN_SWEEP"  # set for the processes of jobs: the process of the sweep says how to go on
+LOST_OUTPUT: list[OSError] = []  # why log lines could not be written to standard output
+PACKAGE = Path(__file__).resolve().parent
 
 
 def set_library_defaults() -> list[str]:
     """Set what native libraries read from the environment when they are loaded; what the user has set stays.
 
-    Returns:
-        The settings (NAME=VALUE) that come too late for this process, because torch is already imported. They are set
-        for the processes that it starts.
+    Return the settings (NAME=VALUE) that come too late for this process, which has imported torch already.
     """
-    unset = [name for name in LIBRARY_DEFAULTS if name not in os.environ]
-    os.environ.update({name: LIBRARY_DEFAULTS[name] for name in unset})
-    return [f"{name}={LIBRARY_DEFAULTS[name]}" for name in unset] if "torch" in sys.modules else []
-
-
-def set_variable(name: str, value: str | None) -> None:
-    """Set an environment variable; None removes it."""
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+    unset = {name: value for name, value in LIBRARY_DEFAULTS.items() if name not in os.environ}
+    os.environ.update(unset)
+    return [f"{name}={value}" for name, value in unset.items()] if "torch" in sys.modules else []
 
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables inside the block, for this process and those that it starts."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            set_variable(name, value)
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextlib.contextmanager
 def keeping_matmul_precision(inside: str | None = None) -> Iterator[None]:
-    """Let torch's precision of float32 matrix products be `inside` (None: as it is) in the block, then as before.
-
-    torch may be imported inside: then it ends as torch begins, "highest".
-    """
+    """Let torch's precision of float32 matrix products be `inside` (None: as it is) in the block, then as before."""
     torch = sys.modules.get("torch")
-    before = "highest" if torch is None else torch.get_float32_matmul_precision()
+    before = "highest" if torch is None else torch.get_float32_matmul_precision()  # it may be imported inside
     if torch is not None and inside is not None:
         torch.set_float32_matmul_precision(inside)
     try:
@@ -82,10 +73,7 @@ def keeping_matmul_precision(inside: str | None = None) -> Iterator[None]:
 
 def package_version() -> str:
     """Return the version of this package."""
-    try:
-        return metadata.version("mezo-runner")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+    return versions().get("mezo-runner", "(not installed)")
 
 
 def versions() -> dict[str, str]:
@@ -99,9 +87,9 @@ def versions() -> dict[str, str]:
 
 def source_digest() -> str:
     """Return the sha256 over the names and the content of this package's source files."""
-    package, total = Path(__file__).resolve().parent, hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        total.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    total = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        total.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
     return total.hexdigest()
 
 
@@ -117,11 +105,10 @@ def git_dirty() -> bool | None:
 
 
 def _git(*words: str) -> str | None:
-    here = Path(__file__).resolve().parent
-    if not (here.parent / ".git").exists():
+    if not (PACKAGE.parent / ".git").exists():
         return None
     try:
-        command = ["git", "-C", str(here), *words]
+        command = ["git", "-C", str(PACKAGE), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
@@ -152,11 +139,10 @@ def visible_gpus() -> list[str]:
 
 
 def trim_malloc() -> None:
-    """Return freed memory to the system with glibc's malloc_trim; do nothing with other C libraries.
+    """Return freed memory to the system, where the C library can (glibc's malloc_trim).
 
-    glibc keeps freed memory, in pieces too small for the next tensor. Without this call a run uses up to a fifth more
-    memory, and the excess grows as batches change their lengths (docs/measurements/step.md). It takes 2 to 4 ms
-    for a model of 355M parameters.
+    glibc keeps freed memory in pieces too small for the next tensor: up to a fifth more memory, growing as batches
+    change their lengths (docs/measurements/step.md). A call takes 2 to 4 ms for a model of 355M parameters.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -168,23 +154,16 @@ def private_file_mappings() -> list[tuple[int, int]]:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    mappings = []
-    for addresses, mode, _, _, inode, *_ in (line.split() for line in lines):
-        if mode.endswith("p") and inode != "0":
-            first, last = addresses.split("-")
-            mappings.append((int(first, 16), int(last, 16)))
-    return mappings
+    fields = [line.split() for line in lines]
+    private = [addresses.split("-") for addresses, mode, _, _, inode, *_ in fields if mode[-1] == "p" and inode != "0"]
+    return [(int(first, 16), int(last, 16)) for first, last in private]
 
 
 def release_mapped_pages(address: int, size: int, mappings: list[tuple[int, int]]) -> None:
-    """Release the memory of a part of a mapped file whose content is not needed any more; ignore other memory.
+    """Release the memory of a part of a mapped file, `size` bytes at `address`; ignore other memory.
 
     A checkpoint is mapped as a whole, and its pages stay in memory while any tensor of it is in use. Written ones have
     been copied. Only whole pages inside the part are released; to read them again reads the file.
-
-    Args:
-        address, size: of the part, in bytes.
-        mappings: from `private_file_mappings`.
     """
     first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
     if first < last and any(low <= address and address + size <= high for low, high in mappings):
@@ -198,11 +177,8 @@ def release_file_pages(tensor: Any) -> None:
 
 
 def reset_peak_memory() -> None:
-    """Let `peak_memory` count from now on: the jobs of a sweep share a process.
-
-    The memory of a process can be reset on Linux alone. Elsewhere the peak is that of all jobs so far.
-    """
-    gc.collect()  # a model and its hooks refer to each other; the job before is no part of this one's peak
+    """Let `peak_memory` count from now on; on Linux alone: elsewhere the peak is that of the process."""
+    gc.collect()  # a model and its hooks refer to each other; what was before is no part of this peak
     trim_malloc()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
@@ -218,20 +194,18 @@ def peak_memory(device: Any) -> int:
 
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError):
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        peaks = [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")]
-        if peaks:
-            return peaks[0]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    with contextlib.suppress(OSError):  # that of getrusage begins with the peak of the process that started this one
+        peak = re.search(r"(?m)^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+        if peak is not None:
+            return int(peak[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def prepare_standard_streams() -> None:
     """Open the standard streams that the process was started without, and let every character be printed.
 
-    A closed stream is as /dev/null, as git has it: else the next file to be opened would get its descriptor, and what
-    C libraries print. A character that the encoding of the output lacks (the locale C) becomes an escape: `\\xe9`.
+    Else the next file to be opened would get the descriptor of a closed stream, and what C libraries print. A
+    character that the encoding of the output lacks (the locale C) becomes an escape: `\\xe9`.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # each opens the lowest free descriptor
         if getattr(sys, name) is None:
@@ -240,10 +214,6 @@ def prepare_standard_streams() -> None:
             setattr(sys, name, stream)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-IN_SWEEP = "MEZO_IN_SWEEP"  # set for the processes of jobs: the process of the sweep says how to go on
-LOST_OUTPUT: list[OSError] = []  # why log lines could not be written to standard output
 
 
 def discard_output(stream: IO[str]) -> None:
@@ -288,8 +258,7 @@ def is_device_error(error: BaseException) -> bool:
     """Return whether an error comes from the device, not from the code that ran on it: no memory, or CUDA failed."""
     if is_out_of_memory(error) or type(error).__name__ == "AcceleratorError":
         return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(part in text for part in _DEVICE)
+    return isinstance(error, RuntimeError) and any(part in str(error).lower() for part in _DEVICE)
 
 
 def describe_device_error(error: BaseException) -> str:
@@ -299,28 +268,38 @@ def describe_device_error(error: BaseException) -> str:
     return f"out of memory: {reason}" if is_out_of_memory(error) else f"the device failed: {reason}"
 
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def raise_keyboard_interrupt(*_: Any) -> NoReturn:
     """Handle a signal like Ctrl-C."""
     raise KeyboardInterrupt
 
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+@contextlib.contextmanager
+def signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Handle signals by `handler` inside the block, except those that are ignored, as SIGHUP is under nohup.
+
+    Outside the main thread, where handlers cannot be set, they stay.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in signals} if is_main else {}
+    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 @contextlib.contextmanager
 def termination_as_keyboard_interrupt() -> Iterator[None]:
     """Treat SIGTERM and SIGHUP like Ctrl-C inside the block, so that an interrupted run records its status.
 
-    A signal that is ignored stays so: under nohup a run continues when its terminal is closed. Outside the main thread,
-    where signal handlers cannot be set, the handlers stay.
+    An interruption while a finalizer runs comes again: Python would only print it and continue.
     """
-    with signal_handlers(ENDING_SIGNALS[1:], raise_keyboard_interrupt), _interrupt_after_finalizers():
-        yield
-
-
-@contextlib.contextmanager
-def _interrupt_after_finalizers() -> Iterator[None]:
-    """Raise KeyboardInterrupt again if a signal came while a finalizer ran: Python would only print it and continue."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -328,27 +307,23 @@ def _interrupt_after_finalizers() -> Iterator[None]:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled:
             before(unraisable)
             return
-        # It comes again when the finalizer has returned, and ends a system call that waits, too.
+        # It comes when the finalizer has returned, and ends a system call that waits, too.
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(handled[0]))
         signal.setitimer(signal.ITIMER_REAL, 0.01)
 
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+    with signal_handlers(ENDING_SIGNALS[1:], raise_keyboard_interrupt):
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
 
 
 def import_torch() -> None:
-    """Import torch; a Ctrl-C, SIGTERM or SIGHUP meanwhile is acted on when that is done.
+    """Import torch, before any module that imports it; an ending signal meanwhile is acted on when that is done.
 
-    An exception during the initialization of torch's C++ libraries aborts the process. Call this before the first
-    import of a module that imports torch.
-
-    Raises:
-        KeyboardInterrupt: when a signal came.
+    An exception during the initialization of torch's C++ libraries would abort the process.
     """
-    _check_compile_cache()
     came: list[int] = []
     with signal_handlers(ENDING_SIGNALS, lambda number, _: came.append(number)):
         try:
@@ -357,34 +332,3 @@ def import_torch() -> None:
             raise UserError(f"torch cannot be imported: {one_line(error)}") from error
     if came:
         raise KeyboardInterrupt
-
-
-def _check_compile_cache() -> None:
-    """Take torch's own folder for compiled code if that of TORCHINDUCTOR_CACHE_DIR cannot be made, and say so.
-
-    torch makes it when transformers is imported, and would fail there.
-    """
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-        text = "warning: TORCHINDUCTOR_CACHE_DIR=%s cannot be made (%s): compiled code goes to torch's own folder"
-        logging.getLogger("mezo").warning(text, folder, error.strerror)
-
-
-@contextlib.contextmanager
-def signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, Any], Any]) -> Iterator[None]:
-    """Handle signals by `handler` inside the block, except those that are ignored."""
-    before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in signals}
-        before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
-    for number in before:
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -14,7 +14,7 @@ import torch
 from mezo_cli import models
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, StepRecord
-from mezo_cli.console import ProgressLog
+from mezo_cli.console import progress_log
 from mezo_cli.errors import UserError, join
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, checkpoints, trajectory
@@ -209,11 +209,11 @@ def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[Step
     """Call `work` on the records of steps `start` to `stop` - 1, part by part, and log the progress."""
     if stop - start > 1000:
         log.info("%s: steps %d to %d", what, start, stop)
-    progress = ProgressLog(what, stop - start)
+    progress = progress_log(what, stop - start)
     for first in range(start, stop, PART):
         part = past.records(first, min(first + PART, stop))
         work(part)
-        progress.report(first + len(part) - start)
+        progress(first + len(part) - start)
 
 
 def _read_trajectory(config: Config, run: Run, step: int, for_resume: bool = False) -> Trajectory:
