@@ -375,8 +375,9 @@ def _run(run: Callable[..., Any]) -> NoReturn:
         discard_output(sys.stdout)  # or the flush at exit complains once more
         sys.exit(1)
     except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
-        lost = f"standard output: cannot be written: {error.strerror}" if error.filename is None else str(error)
-        _fail(*((lost, 1) if error.errno in FULL else (str(error), 2)))
+        if error.errno in FULL and error.filename is None:
+            _fail(f"standard output: cannot be written: {error.strerror}", 1)
+        _fail(str(error), 1 if error.errno in FULL else 2)
     if status == 130:  # newer Typers answer Ctrl-C themselves
         _fail("interrupted", 130)
     sys.exit(status or 0)
