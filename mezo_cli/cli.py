@@ -393,8 +393,9 @@ def _flush_output() -> None:
         LOST_OUTPUT.append(error)
     if LOST_OUTPUT:
         discard_output(sys.stdout)
-        error, LOST_OUTPUT[:] = LOST_OUTPUT[0], []
-        raise error
+        lost = LOST_OUTPUT[0]
+        LOST_OUTPUT.clear()
+        raise lost
 
 
 def _check_working_directory() -> None:
