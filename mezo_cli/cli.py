@@ -376,6 +376,7 @@ def _run(run: Callable[..., Any]) -> NoReturn:
         sys.exit(1)
     except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
         if error.errno in FULL and error.filename is None:
+            LOST_OUTPUT.clear()
             _fail(f"standard output: cannot be written: {error.strerror}", 1)
         _fail(str(error), 1 if error.errno in FULL else 2)
     if status == 130:  # newer Typers answer Ctrl-C themselves
@@ -392,9 +393,9 @@ def _flush_output() -> None:
     except OSError as error:
         LOST_OUTPUT.append(error)
     if LOST_OUTPUT:
-        discard_output(sys.stdout)
         lost = LOST_OUTPUT[0]
         LOST_OUTPUT.clear()
+        discard_output(sys.stdout)
         raise lost
 
 
