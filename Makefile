@@ -4,9 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OLDEST ?= .venv-oldest
 NEXT ?= .venv-next
+OUTSIDE ?= .venv-outside
+LLAMA := llama_cpp_python-0.3.36
 RELEASE := $(CURDIR)/.venv-release
 
-.PHONY: help run test test-slow test-all test-oldest test-next campaign check release-check bench clean
+.PHONY: help run test test-slow test-all test-oldest test-next test-outside campaign check release-check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,6 +34,11 @@ test-oldest: $(OLDEST)/.dev ## install the oldest supported versions, then run t
 test-next: $(NEXT)/.dev ## install versions to come of Hydra and OmegaConf, then run the ordinary tests with them
 	$(NEXT)/bin/python -m pytest -n auto -m "not slow"
 
+test-outside: $(OUTSIDE)/.dev ## install, then what others wrote: lm-evaluation-harness, torch's inputs, llama.cpp's converter (10 minutes)
+	SMOLLM2=$(CURDIR)/$(OUTSIDE)/smollm2 HF_HUB_OFFLINE=1 \
+	LLAMA_CPP_CONVERTER=$(CURDIR)/$(OUTSIDE)/$(LLAMA)/vendor/llama.cpp/convert_hf_to_gguf.py \
+	$(OUTSIDE)/bin/python -m pytest -s tests/outside
+
 campaign: $(VENV)/.dev ## install, then damage runs: kills, power cuts, full disks, flips, mistakes (about 25 minutes)
 	$(BIN)/python scripts/campaign.py
 
@@ -55,7 +62,7 @@ bench: $(VENV)/.dev ## install, then time the step against the reference's and a
 	$(BIN)/python scripts/bench/bench_step.py
 
 clean: ## remove the virtual environment
-	rm -rf $(VENV) $(OLDEST) $(NEXT) $(RELEASE) dist
+	rm -rf $(VENV) $(OLDEST) $(NEXT) $(OUTSIDE) $(RELEASE) dist
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -77,4 +84,14 @@ $(NEXT)/.dev: pyproject.toml constraints.txt constraints-next.txt
 	$(PYTHON) -m venv $(NEXT)
 	grep -vE '^(hydra-|omegaconf)' constraints.txt > $(NEXT)/constraints.txt
 	$(NEXT)/bin/pip install -q --disable-pip-version-check -e ".[dev]" -c $(NEXT)/constraints.txt -c constraints-next.txt
+	touch $@
+
+$(OUTSIDE)/.dev: pyproject.toml constraints.txt constraints-outside.txt
+	$(PYTHON) -m venv $(OUTSIDE)
+	$(OUTSIDE)/bin/pip install -q --disable-pip-version-check -e ".[test,gguf]" lm_eval expecttest sentencepiece \
+	-c constraints.txt -c constraints-outside.txt
+	test -e $(OUTSIDE)/smollm2 || $(OUTSIDE)/bin/python scripts/fetch_smollm2.py --out $(OUTSIDE)/smollm2
+	$(OUTSIDE)/bin/pip download -q --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36 -d $(OUTSIDE)
+	tar xzf $(OUTSIDE)/$(LLAMA).tar.gz -C $(OUTSIDE) --wildcards '*/vendor/llama.cpp/convert_hf_to_gguf.py' \
+	'*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/*'
 	touch $@
