@@ -251,7 +251,7 @@ def test_mistakes(tmp_path: Path, data: Path) -> None:
         "objective.loss=f1": words(opt, "task=sst2", "data=demo", "objective.loss=f1"),
         "3 for 2 labels": words(opt, "task=sst2", "data=demo", "task.choice.candidates=[a,b,c]"),
         "task.choice.right is not set": words(opt, "task=sst2", "data=demo", "task.choice.each=names"),
-        "objective.loss=accuracy has no gradient": run_words(data, "objective.loss=accuracy", "optimizer=adamw"),
+        "accuracy: it has no gradient": run_words(data, "objective.loss=accuracy", "optimizer=adamw"),
         "only objective=generate": words(opt, "task=sst2", "data=demo", "data.keep=a.jsonl"),
     }
     for line, arguments in given.items():
