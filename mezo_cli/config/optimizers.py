@@ -119,7 +119,7 @@ class MezoConfig(ZerothOrderConfig):
 class NullSignsConfig(MezoConfig):
     """Settings of MeZO with random signs."""
 
-    implementation: ClassVar[str] = "mezo_cli.optim.null_signs:NullSigns"
+    implementation: ClassVar[str] = "mezo_cli.optim.mezo:NullSigns"
     title: ClassVar[str] = "null (random signs)"
     has_engine: ClassVar[bool] = False
 
@@ -127,7 +127,7 @@ class NullSignsConfig(MezoConfig):
 class MezoMomentumConfig(ZerothOrderConfig):
     """Settings of MeZO with momentum."""
 
-    implementation: ClassVar[str] = "mezo_cli.optim.mezo_momentum:MezoMomentum"
+    implementation: ClassVar[str] = "mezo_cli.optim.mezo:MezoMomentum"
     title: ClassVar[str] = "MeZO-momentum"
     momentum: MomentDecay = Field(0.9, description="decay of the momentum buffer")
     window: Positive | None = Field(None, description="steps of the moment that are redrawn; null: all, in a buffer")
@@ -144,7 +144,7 @@ class AdamMoments(OptimizerConfig):
 class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
     """Settings of MeZO-Adam."""
 
-    implementation: ClassVar[str] = "mezo_cli.optim.mezo_adam:MezoAdam"
+    implementation: ClassVar[str] = "mezo_cli.optim.mezo:MezoAdam"
     title: ClassVar[str] = "MeZO-Adam"
     window: Positive | None = Field(None, description="steps of the moment that are redrawn; null: all, in a buffer")
 
@@ -165,7 +165,7 @@ class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
 class AdaMezoConfig(ZerothOrderConfig):
     """Settings of AdaMeZO."""
 
-    implementation: ClassVar[str] = "mezo_cli.optim.adamezo:AdaMezo"
+    implementation: ClassVar[str] = "mezo_cli.optim.mezo:AdaMezo"
     title: ClassVar[str] = "AdaMeZO"
     has_engine: ClassVar[bool] = False
     window: Annotated[Positive, Field(le=1000)] = Field(10, description="h, the steps that the moments are sums over")
@@ -192,7 +192,7 @@ class LozoConfig(ZerothOrderConfig):
 class LozoMConfig(LozoConfig):
     """Settings of LOZO-M."""
 
-    implementation: ClassVar[str] = "mezo_cli.optim.lozo_m:LozoM"
+    implementation: ClassVar[str] = "mezo_cli.optim.lozo:LozoM"
     title: ClassVar[str] = "LOZO-M"
     beta: MomentDecay = Field(0.9, description="decay of the momentum")
 
@@ -218,7 +218,7 @@ class HizooConfig(ZerothOrderConfig):
 class HizooScalarConfig(HizooConfig):
     """Settings of HiZOO with a scalar."""
 
-    implementation: ClassVar[str] = "mezo_cli.optim.hizoo_scalar:HizooScalar"
+    implementation: ClassVar[str] = "mezo_cli.optim.hizoo:HizooScalar"
     title: ClassVar[str] = "HiZOO (scalar)"
 
 
@@ -312,7 +312,7 @@ class SgdConfig(FirstOrderConfig):
 class LinearProbeConfig(OptimizerConfig):
     """Settings of a run of no steps, whose model `init=linear_probe` has fitted."""
 
-    implementation: ClassVar[str] = "mezo_cli.optim.linear_probe:LinearProbe"
+    implementation: ClassVar[str] = "mezo_cli.optim.mezo:LinearProbe"
     title: ClassVar[str] = "LP"
 
 

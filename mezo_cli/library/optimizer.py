@@ -161,12 +161,11 @@ class MezoOptimizer(torch.optim.Optimizer):
             losses = partial(self._losses, closure, paired)
             results = spsa_per_direction(self.forward, losses, directions, self.settings.eps)
         plus, minus, grads = zip(*results, strict=True)
-        rounded = [to_float32(grad) for grad in grads]
-        if not all(map(math.isfinite, rounded)):
+        result = MezoResult.of(plus, minus, grads, to_float32(_base_lr(self.param_groups)))
+        if not all(map(math.isfinite, result.recorded)):
             raise FloatingPointError(f"step {self.steps + 1}: the losses are {plus[0]} and {minus[0]}, not finite")
-        lr = to_float32(_base_lr(self.param_groups))
-        self.result = MezoResult(sum(plus) / n, sum(minus) / n, rounded, lr)
-        return self.result.loss
+        self.result = result
+        return result.loss
 
     @torch.no_grad()
     def update(self) -> None:

@@ -7,7 +7,7 @@ from mezo_cli.config.schema import StepRecord
 from mezo_cli.errors import UserError
 from mezo_cli.library.settings import StepSettings
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.mezo_momentum import WithMoment
+from mezo_cli.optim.update import BlockUpdate
 from mezo_cli.perturb.params import Params
 
 
@@ -21,12 +21,11 @@ class Updates:
         self._parts: list[tuple[Params, Mezo]] = []
         for names in groups:
             optimizer = settings.make_optimizer()
-            if self._parts and isinstance(optimizer, WithMoment):
-                first = self._parts[0][1]
-                assert isinstance(first, WithMoment)
-                optimizer.share_moments(first)
-            part = params.subset(names)
-            self._parts.append((part, optimizer))
+            if self._parts and isinstance(optimizer.update, BlockUpdate):
+                first = self._parts[0][1].update
+                assert isinstance(first, BlockUpdate)
+                optimizer.update.moments = first.moments
+            self._parts.append((params.subset(names), optimizer))
 
     def samples(self, step: int) -> int:
         """Return the number of directions of step `step` (from 0)."""
@@ -53,15 +52,14 @@ class Updates:
     def state(self) -> dict[str, Any]:
         """Return the weight decay that each group has deferred, and the moments where there are some."""
         deferred = {"deferred": [params.decay.deferred for params, _ in self._parts]}
-        moments = next((o.state_tensors() for p, o in self._parts if p.tensors and isinstance(o, WithMoment)), {})
+        moments = next((optimizer.update.state_tensors() for params, optimizer in self._parts if params.tensors), {})
         return deferred | ({"moments": moments} if moments else {})
 
     def load_state(self, state: Mapping[str, Any], step: int) -> None:
         """Take over what `state` returned after `step` steps."""
         for (params, optimizer), deferred in zip(self._parts, state["deferred"], strict=True):
             params.decay.deferred = deferred
-            if isinstance(optimizer, WithMoment):
-                try:
-                    optimizer.load_tensors(dict(state.get("moments", {})), step)
-                except ValueError as error:
-                    raise UserError(f"state_dict: {error}") from error
+            try:
+                optimizer.update.load_tensors(dict(state.get("moments", {})), step)
+            except ValueError as error:
+                raise UserError(f"state_dict: {error}") from error

@@ -9,8 +9,8 @@ A run can be interrupted after any step, so an optimizer is one of two kinds:
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -40,23 +40,25 @@ class RowLossFn(LossFn, Protocol):
         """Return the losses of the rows: float64 [signs, rows], one sign outside `forward.perturbed`."""
 
 
-class StepResult(Protocol):
-    """The scalars of one step."""
+@dataclass(frozen=True)
+class StepResult:
+    """The scalars of one step.
 
-    @property
-    def loss(self) -> float:
-        """The loss that the progress line shows."""
+    Attributes:
+        loss: what the progress line shows.
+        recorded: the scalars from which, with `lr`, the step is replayed, in float32; empty without a trajectory.
+        lr: the learning rate, rounded to float32 as the trajectory stores it.
+        others: further fields of its line in metrics.jsonl.
+    """
 
-    @property
-    def recorded(self) -> list[float]:
-        """The scalars from which, with `lr`, the step is replayed, rounded to float32; empty without a trajectory."""
-
-    @property
-    def lr(self) -> float:
-        """The learning rate, rounded to float32 as the trajectory stores it."""
+    loss: float
+    recorded: list[float]
+    lr: float
+    others: dict[str, float]
 
     def scalars(self) -> dict[str, float]:
         """Return the fields of the step's line in metrics.jsonl: `loss` first, `lr` last."""
+        return {"loss": self.loss, **self.others, "lr": self.lr}
 
 
 class BaseOptimizer(Protocol):
@@ -126,40 +128,6 @@ class ReplayableOptimizer(BaseOptimizer, Protocol):
     def load_state(self, path: Path, step: int) -> None:
         """Read what `save_state` wrote after `step` steps, instead of `rebuild_state`."""
         raise UserError(f"{path}: this optimizer stores no state")
-
-
-class StoredState(ReplayableOptimizer):
-    """An optimizer whose state is tensors by name, stored in a file of the checkpoint `last`."""
-
-    @abstractmethod
-    def state_tensors(self) -> "dict[str, Tensor]":
-        """Return the state; empty where it is quickly rebuilt."""
-
-    @abstractmethod
-    def load_tensors(self, tensors: "dict[str, Tensor]", step: int) -> None:
-        """Take over what `state_tensors` returned after `step` steps.
-
-        Raises:
-            ValueError: when it is of another optimizer or another step.
-        """
-
-    def save_state(self, path: Path) -> None:
-        """Write `state_tensors` as safetensors; no file where there are none."""
-        import safetensors.torch
-
-        tensors = self.state_tensors()
-        if tensors:
-            safetensors.torch.save_file(tensors, path)
-
-    def load_state(self, path: Path, step: int) -> None:
-        """Read what `save_state` wrote after `step` steps."""
-        from mezo_cli.models.stored_tensors import read_tensors
-
-        tensors, _ = read_tensors(path)
-        try:
-            self.load_tensors(tensors, step)
-        except ValueError as error:
-            raise UserError(f"{path} is damaged: {error}") from error
 
 
 class StatefulOptimizer(BaseOptimizer, Protocol):

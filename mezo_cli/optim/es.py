@@ -41,17 +41,17 @@ import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mezo_cli.config.optimizers import EsConfig
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
-from mezo_cli.optim.base import LossFn, RowLossFn, to_float32
-from mezo_cli.optim.mezo import DirectionalOptimizer
+from mezo_cli.optim.base import LossFn, RowLossFn, StepResult, to_float32
+from mezo_cli.optim.mezo import ZerothOrder
 from mezo_cli.optim.moments import Moment, Scratch
+from mezo_cli.optim.update import Sgd, Terms
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
@@ -66,49 +66,75 @@ log = logging.getLogger("mezo")
 STD_FLOOR = 1e-8  # added to a standard deviation, as in the published code
 
 
-@dataclass(frozen=True)
-class EsResult:
-    """The scalars of one step.
+def es_result(losses: list[float], loss_theta: float | None, coefficients: list[float], lr: float) -> StepResult:
+    """Return the scalars of one step. `ties` is 0 if all losses differ, 1 if all are equal.
 
-    Attributes:
+    Args:
         losses: of each member; of antithetic ones both signs of a direction in turn.
         loss_theta: of the weights themselves; None where it is not computed.
-        coefficients: one per direction, rounded to float32 as they are stored.
-        lr: rounded likewise.
+        coefficients: one per direction.
+        lr: rounded to float32.
     """
-
-    losses: list[float]
-    loss_theta: float | None
-    coefficients: list[float]
-    lr: float
-
-    @property
-    def recorded(self) -> list[float]:
-        """The coefficients."""
-        return self.coefficients
-
-    @property
-    def loss(self) -> float:
-        """Mean over the members."""
-        return mean(self.losses)
-
-    @property
-    def ties(self) -> float:
-        """Share of members whose loss repeats one before: 0 if all differ, 1 if all are equal."""
-        return (len(self.losses) - len(set(self.losses))) / (len(self.losses) - 1)
-
-    def scalars(self) -> dict[str, float]:
-        """Return the fields of the step's line in metrics.jsonl."""
-        spread = {
-            "loss_std": math.sqrt(variance(self.losses)),
-            "loss_min": min(self.losses),
-            "loss_max": max(self.losses),
-        }
-        at_theta = {} if self.loss_theta is None else {"loss_theta": self.loss_theta}
-        return {"loss": self.loss, **spread, **at_theta, "ties": self.ties, "lr": self.lr}
+    others = {"loss_std": math.sqrt(variance(losses)), "loss_min": min(losses), "loss_max": max(losses)}
+    if loss_theta is not None:
+        others["loss_theta"] = loss_theta
+    others["ties"] = (len(losses) - len(set(losses))) / (len(losses) - 1)  # share of those that repeat one before
+    return StepResult(mean(losses), [to_float32(c) for c in coefficients], lr, others)
 
 
-class Es(DirectionalOptimizer):
+class AnchoredSgd(Sgd):
+    """SGD, and after each update a decay towards the weights theta0 that the run began with."""
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__(estimator)
+        ((self._kind, self._strength),) = estimator.config.anchor.items()  # l1 or l2, lambda
+        self.start: Callable[[Span], Tensor] | None = None  # theta0 of a span
+        self._owed: list[float] = []  # lr of the steps without a signal since the last one that had some
+        self._step = Scratch()
+
+    def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild which steps have left their anchor to the next one; theta stays."""
+        for record in records:
+            self._due(record)
+
+    def _due(self, record: StepRecord) -> list[float]:
+        """Return the lr of each step whose anchor is due with this one: none if it has no signal."""
+        _, coefficients, lr = record
+        self._owed.append(lr)
+        if lr == 0 or not any(coefficients):
+            return []
+        due, self._owed = self._owed, []
+        return due
+
+    def apply(self, params: "Params", records: list[StepRecord]) -> None:
+        """Update theta by each record in order."""
+        for record in records:
+            due = self._due(record)
+            decay = params.decay.take(self.own_decay(record), bool(due))
+            terms = self.estimator.estimate(record, record[2])
+            for span in params.blocks() if due else ():
+                theta, step = params.load(span), self._step.view(span)
+                params.noise.update_(span, step.zero_(), terms, [1.0] * len(terms))
+                params.decay_and_subtract(theta, step, decay, partial(self._draw_to_start, span, due))
+                params.round_(span, theta, terms[0][0])
+                params.store(span, theta)
+
+    def _draw_to_start(self, span: "Span", due: list[float], theta: "Tensor") -> None:
+        """Draw theta, float64, towards theta0 in place: by the anchor of the steps with these lr."""
+        from torch.nn.functional import softshrink
+
+        if self.start is None:
+            raise RuntimeError("an anchor needs `keep_start` before the first step")
+        start = self.start(span).to(theta.device)
+        theta.sub_(start)
+        if self._kind == "l2":
+            theta.mul_(math.prod(1.0 - lr * self._strength for lr in due))
+        else:
+            theta.copy_(softshrink(theta, self._strength * math.fsum(due)))
+        theta.add_(start)
+
+
+class Es(ZerothOrder):
     """The population step. The weights follow from (seed, step, c, lr) of every step and, with an anchor, theta0."""
 
     scalar = "coefficient"
@@ -117,19 +143,15 @@ class Es(DirectionalOptimizer):
 
     def __init__(self, config: EsConfig, seed: int, steps: int) -> None:
         super().__init__(config, seed, steps)
-        self._anchor = next(iter((config.anchor or {}).items()), None)  # (l1 or l2, lambda)
-        self._start: Callable[[Span], Tensor] | None = None  # theta0 of a span
-        self._owed: list[float] = []  # lr of the steps without a signal since the last one that had some
-        self._step = Scratch()
+        if config.anchor is not None:
+            self.update = AnchoredSgd(self)
         self._said = False  # whether a step without a signal was logged
 
     def samples(self, step: int) -> int:
         """Return the number of directions."""
         return self.config.directions
 
-    # --- a step ---
-
-    def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> EsResult:
+    def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> StepResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""
         of_points = self._measure(forward, loss_fn, step)
         members = [moments for of_signs in of_points[: self.config.directions] for moments in of_signs]
@@ -142,10 +164,11 @@ class Es(DirectionalOptimizer):
         shaped = self._shape(losses, loss_theta, spread) if is_finite else [0.0] * len(losses)
         if self.config.antithetic:
             shaped = [plus - minus for plus, minus in zip(shaped[::2], shaped[1::2], strict=True)]
-        result = EsResult(losses, loss_theta, [to_float32(c) for c in shaped], self.lr(step))
-        if is_finite and all(map(math.isfinite, result.coefficients)):
-            self._say_once(result, step)
-            self.apply_updates(forward.params, [(step, result.coefficients, result.lr)])
+        result = es_result(losses, loss_theta, shaped, self.lr(step))
+        if is_finite and all(map(math.isfinite, result.recorded)):
+            if result.others["ties"] == 1:
+                self._say_once(f"all {len(losses)} members have the loss {result.loss:g}", step)
+            self.apply_updates(forward.params, [(step, result.recorded, result.lr)])
         return result
 
     def _measure(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> list[list[list[float]]]:
@@ -192,18 +215,15 @@ class Es(DirectionalOptimizer):
             return [float((d > 0) - (d < 0)) for d in differences]
         return [d / (spread + STD_FLOOR) for d in differences]
 
-    def _say_once(self, result: EsResult, step: int) -> None:
-        if not self._said and result.ties == 1:
+    def _say_once(self, what: str, step: int) -> None:
+        if not self._said:
             self._said = True
-            log.warning(
-                "warning: step %d: all %d members have the loss %g: a step without a signal changes nothing; "
-                "in metrics.jsonl ties is the share of equal members",
-                *(step + 1, len(result.losses), result.loss),
+            line = (
+                "warning: step %d: %s: a step without a signal changes nothing; in metrics.jsonl ties is the share of "
             )
+            log.warning(line + "equal members", step + 1, what)
 
-    # --- the update ---
-
-    def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
+    def estimate(self, record: StepRecord, scale: float) -> Terms:
         """Return `scale` times -(1 / N) sum c z of a step: (direction, coefficient) of each of its terms."""
         step, coefficients, _ = record
         n = self.config.members
@@ -213,60 +233,10 @@ class Es(DirectionalOptimizer):
         """Copy the weights that the run began with, for an anchor."""
         import torch
 
-        if self._anchor is not None:
+        if isinstance(self.update, AnchoredSgd):
             copy, tensors = Moment(), start().tensors.items()
             copy.load({name: p.detach().to(torch.float32, copy=True).flatten() for name, p in tensors})
-            self._start = copy.view
-
-    def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
-        """Rebuild which steps have left their anchor to the next one; theta stays."""
-        for record in records:
-            self._due(record)
-
-    def _due(self, record: StepRecord) -> list[float]:
-        """Return the lr of each step whose anchor is due with this one: none if it has no signal."""
-        _, coefficients, lr = record
-        self._owed.append(lr)
-        if lr == 0 or not any(coefficients):
-            return []
-        due, self._owed = self._owed, []
-        return due
-
-    def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
-        """Update theta by each record in order."""
-        if self._anchor is None:
-            super().apply_updates(params, records)
-            return
-        for record in records:
-            due = self._due(record)
-            decay = params.decay.take(1.0 - record[2] * self.config.weight_decay, bool(due))
-            if due:
-                self._step_to_anchor(params, self.estimate(record, record[2]), decay, due)
-
-    def _step_to_anchor(
-        self, params: "Params", terms: list[tuple[Direction, float]], decay: float, due: list[float]
-    ) -> None:
-        for span in params.blocks():
-            theta, step = params.load(span), self._step.view(span)
-            params.noise.update_(span, step.zero_(), terms, [1.0] * len(terms))
-            params.decay_and_subtract(theta, step, decay, partial(self._draw_to_start, span, due))
-            params.round_(span, theta, terms[0][0])
-            params.store(span, theta)
-
-    def _draw_to_start(self, span: "Span", due: list[float], theta: "Tensor") -> None:
-        """Draw theta, float64, towards theta0 in place: by the anchor of the steps with these lr."""
-        from torch.nn.functional import softshrink
-
-        if self._start is None or self._anchor is None:
-            raise RuntimeError("an anchor needs `keep_start` before the first step")
-        kind, strength = self._anchor
-        start = self._start(span).to(theta.device)
-        theta.sub_(start)
-        if kind == "l2":
-            theta.mul_(math.prod(1.0 - lr * strength for lr in due))
-        else:
-            theta.copy_(softshrink(theta, strength * math.fsum(due)))
-        theta.add_(start)
+            self.update.start = copy.view
 
 
 def mean(values: list[float]) -> float:

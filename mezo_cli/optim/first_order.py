@@ -11,17 +11,19 @@ There is no trajectory: a run resumes from the checkpoint `last`, which has the 
 
 The gradient's norm is first clipped to `max_grad_norm`, as in the published trainer (null: never). Weight decay acts
 on every tensor. The weights and their updates stay in float32 where the forward computes in bfloat16. The dropout rate
-is the model's own, or `dropout` (see dropout.py).
+is the model's own, or `dropout`: on during a step, off in evaluations, the same if a step is repeated.
 """
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mezo_cli.config.optimizers import AdamWConfig, FirstOrderConfig, SgdConfig
-from mezo_cli.optim.base import LossFn, StatefulOptimizer, learning_rate
+from mezo_cli.optim.base import LossFn, StatefulOptimizer, StepResult, learning_rate
 
 if TYPE_CHECKING:
     import torch
@@ -29,24 +31,6 @@ if TYPE_CHECKING:
 
     from mezo_cli.perturb.forward import PerturbedForward
     from mezo_cli.perturb.params import Params
-
-
-@dataclass(frozen=True)
-class GradientResult:
-    """The scalars of one step: the loss before it, and the gradient's norm before clipping."""
-
-    loss: float
-    grad_norm: float
-    lr: float
-
-    @property
-    def recorded(self) -> list[float]:
-        """Empty: the step cannot be replayed from scalars."""
-        return []
-
-    def scalars(self) -> dict[str, float]:
-        """Return the fields of the step's line in metrics.jsonl."""
-        return {"loss": self.loss, "grad_norm": self.grad_norm, "lr": self.lr}
 
 
 class FirstOrder(StatefulOptimizer):
@@ -64,7 +48,7 @@ class FirstOrder(StatefulOptimizer):
     def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
         """Return torch's optimizer over the trainable tensors."""
 
-    def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> GradientResult:
+    def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> StepResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch, with its graph."""
         import torch
 
@@ -87,7 +71,7 @@ class FirstOrder(StatefulOptimizer):
                 group["lr"] = lr
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return GradientResult(value, norm, lr)
+        return StepResult(value, [], lr, {"grad_norm": norm})  # before clipping
 
     def _begin(self, params: "Params") -> "torch.optim.Optimizer":
         self._names = {p: name for name, p in params.tensors.items()}
@@ -144,3 +128,34 @@ class Sgd(FirstOrder):
 
         c = self.config
         return torch.optim.SGD(tensors, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
+
+
+def set_rate(model: "torch.nn.Module", rate: float) -> None:
+    """Set the rate of all dropout of a model: its dropout modules, and the attributes that attention reads."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = rate
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, rate)
+
+
+@contextmanager
+def dropout(model: "torch.nn.Module", seed: int, step: int) -> Iterator[None]:
+    """Turn the model's dropout on, drawn from (seed, step) alone: a repeated step drops the same units.
+
+    The states of torch's global generators are restored. Their streams differ between CPU and CUDA.
+    """
+    import torch
+
+    device = next(model.parameters()).device
+    key = blake2b(f"dropout\0{seed}\0{step}".encode(), digest_size=7).digest()  # torch takes a seed of up to 63 bits
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(key, "little"))
+        model.train()
+        try:
+            yield
+        finally:
+            model.eval()

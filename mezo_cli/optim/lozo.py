@@ -13,8 +13,22 @@ the probe did: that step moves along a direction that was not probed.
 
 A step costs two forwards. There is no state: V follows from (seed, step // interval). The update of an element is a
 sum of r products in their order (perturb/noise/low_rank.py), so a replay is bitwise identical.
+
+LOZO-M (the paper's section 4) has momentum in the space of U:
+
+    N <- beta N + (1 - beta) g U,   W <- W - lr (N V^T / r + wd W)           on a matrix W [m, n]
+    N <- N V_old^T V_new / n        first, at a step with a new V
+
+On other tensors m <- beta m + (1 - beta) g z, dense. For independent gaussian V the projection leaves about sqrt(r / n)
+of the norm of N (0.06 for r 4 and n 1024): nearly a restart, at every `interval` steps. The first one of a process is
+logged with what it leaves, beside sqrt(r / n). beta 0.9, from the paper's grid 0.5, 0.7, 0.9. The state is N, [m, r]
+per matrix, and m of the other tensors: 4 bytes per element, stored in the checkpoint `last`. `beta: 0` is LOZO, bit for
+bit. The products with V are sums in a fixed order.
 """
 
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from mezo_cli.config.base import SettingError
@@ -22,24 +36,134 @@ from mezo_cli.config.optimizers import LozoConfig
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.moments import Scratch
+from mezo_cli.optim.update import BlockUpdate
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mezo_cli.perturb.noise.low_rank import LowRankNoise
+    from mezo_cli.perturb.noise.spans import Span
     from mezo_cli.perturb.params import Params
+
+log = logging.getLogger("mezo")
+
+
+class LowRankSgd(BlockUpdate):
+    """W <- (1 - lr wd) W - (lr / r) S V^T, S = (1 / n) sum g_i U_i; for other tensors S is the sum of g_i z_i."""
+
+    def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild what a running quantile of |g| is taken of."""
+        for some in self.passes(records):
+            for record in some:
+                self.estimator.gradients(record)
+
+    def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
+        """Return what computes (lr / r) S V^T of a span."""
+        return partial(self._expand, params, record, self.sides(params, record))
+
+    def passes(self, records: list[StepRecord]) -> Iterator[list[StepRecord]]:
+        """Yield one record at a time: V of one step is kept, and S of one is in memory."""
+        for record in records:
+            yield from super().passes([record])
+
+    def sides(self, params: "Params", record: StepRecord) -> "dict[str, Tensor]":
+        """Return S by the tensors' names: [m, r] of a matrix, else [numel]."""
+        from mezo_cli.perturb.noise.spans import compute_device
+
+        step, grads, noise = record[0], self.estimator.gradients(record), low_rank_noise(params)
+        drawn = [(Direction(self.estimator.seed, step, i), to_float32(g / len(grads))) for i, g in enumerate(grads)]
+        sides: dict[str, Tensor] = {}
+        for name, p in params.tensors.items():
+            shape, device = tuple(p.shape), compute_device(p.device)
+            draw: Any = noise.left if noise.is_matrix(shape) else noise.z
+            terms = [draw(direction, name, shape, device) * g for direction, g in drawn]
+            sides[name] = sum(terms[1:], start=terms[0])
+        return sides
+
+    def _expand(self, params: "Params", record: StepRecord, sides: "dict[str, Tensor]", span: "Span") -> "Tensor":
+        from mezo_cli.perturb.noise.by_tensor import part_of
+        from mezo_cli.perturb.noise.low_rank import Factors, write_product
+
+        noise, first = low_rank_noise(params), Direction(self.estimator.seed, record[0])
+        moved, lr = self.step.view(span), record[2]
+        for piece in span.pieces:
+            out, own = moved[part_of(piece)], sides[piece.name]
+            if noise.is_matrix(piece.shape):
+                right = noise.right(first, piece.name, piece.shape, own.device)
+                write_product(Factors(own, right), piece.start, out)
+                out.mul_(to_float32(lr / self.estimator.config.rank))
+            else:
+                out.copy_(own[piece.start : piece.start + piece.numel]).mul_(lr)
+        return moved
+
+
+class LowRankMomentum(LowRankSgd):
+    """The same with N in place of S, and m of the tensors that are no matrices."""
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__(estimator)
+        self._momentum: dict[str, Tensor] = {}  # N of a matrix, m of another tensor
+        self._said = False
+
+    def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild the momentum from all steps so far; theta stays."""
+        for some in self.passes(records):
+            self.sides(params, some[0])
+
+    def sides(self, params: "Params", record: StepRecord) -> "dict[str, Tensor]":
+        """Return the momentum, after the update of it."""
+        step, new, config = record[0], super().sides(params, record), self.estimator.config
+        if step and step % config.interval == 0:
+            self._project(params, step)
+        beta, weight = to_float32(config.beta), to_float32(1 - config.beta)
+        for name, estimate in new.items():
+            old = self._momentum.get(name)
+            decayed = 0.0 if old is None else old.to(estimate.device) * beta
+            self._momentum[name] = estimate * weight + decayed
+        return self._momentum
+
+    def _project(self, params: "Params", step: int) -> None:
+        """Apply N <- N V_old^T V_new / n to every matrix."""
+        noise, before, after, expected = low_rank_noise(params), 0.0, 0.0, 0.0
+        for name, p in params.tensors.items():
+            if not noise.is_matrix(p.shape):
+                continue
+            old, shape = self._momentum[name], tuple(p.shape)
+            at = (Direction(self.estimator.seed, step - 1), Direction(self.estimator.seed, step))
+            projected = project(old, *(noise.right(direction, name, shape, old.device) for direction in at))
+            self._momentum[name] = projected
+            if not self._said:
+                norm = float(old.square().sum())
+                before, after = before + norm, after + float(projected.square().sum())
+                expected += norm * self.estimator.config.rank / shape[1]
+        if not self._said and before:
+            self._said, left, by_formula = True, (after / before) ** 0.5, (expected / before) ** 0.5
+            line = "step %d: with a new V %.2g of the momentum's norm is left (sqrt(r / n) is %.2g over the matrices)"
+            log.info(line, step + 1, left, by_formula)
+
+    def state_tensors(self) -> "dict[str, Tensor]":
+        """Return the momentum, named `m:PARAMETER`, and `next`."""
+        import torch
+
+        tensors = {f"m:{name}": tensor.cpu() for name, tensor in self._momentum.items()}
+        tensors["clip"] = torch.tensor(self.estimator.clip.past, dtype=torch.float64)
+        return tensors | {"next": torch.tensor(self.next_step)}
+
+    def load_tensors(self, tensors: "dict[str, Tensor]", step: int) -> None:
+        """Take over what `state_tensors` returned after `step` steps; ValueError if they are of something else."""
+        if "next" not in tensors or int(tensors["next"]) != step:
+            raise ValueError(f"it does not hold the state of {self.estimator.config.name} at step {step}")
+        self.next_step = step
+        self.estimator.clip.restore(tensors["clip"].tolist())
+        self._momentum = {key.removeprefix("m:"): value for key, value in tensors.items() if key.startswith("m:")}
 
 
 class Lozo(Mezo):
-    """MeZO with low-rank z. The weights follow from (seed, step, g, lr) of every step."""
+    """SPSA along z of low rank, which are those of `params.noise`, and SGD."""
 
     config: LozoConfig
-
-    def __init__(self, config: LozoConfig, seed: int, steps: int) -> None:
-        super().__init__(config, seed, steps)
-        self._step = Scratch()
+    update_class = LowRankSgd
 
     def check_tensors(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Reject a rank above a dimension of every matrix."""
@@ -48,43 +172,11 @@ class Lozo(Mezo):
             why = f"the largest trained matrix has {largest} rows or columns" if largest else "no matrix is trained"
             raise SettingError("optimizer.rank", f"optimizer.rank={self.config.rank}: {why}; give at most that many")
 
-    def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
-        """Update theta by each record in order."""
-        for record in records:
-            self._update(params, record, self.direction(params, record))
 
-    def direction(self, params: "Params", record: StepRecord) -> "dict[str, Tensor]":
-        """Return what moves each tensor: (1 / n) sum g_i U_i of a matrix, [m, r], else (1 / n) sum g_i z_i, [numel]."""
-        step, grads = record[0], self.gradients(record)
-        drawn = [(Direction(self.seed, step, i), to_float32(g / len(grads))) for i, g in enumerate(grads)]
-        sums: dict[str, Tensor] = {}
-        for name, p in params.tensors.items():
-            terms = [_part(params, direction, name, tuple(p.shape)) * g for direction, g in drawn]
-            sums[name] = sum(terms[1:], start=terms[0])
-        return sums
+class LozoM(Lozo):
+    """The same, and momentum."""
 
-    def _update(self, params: "Params", record: StepRecord, moving: "dict[str, Tensor]") -> None:
-        """Apply W <- decay W - (lr / r) S V^T, or theta <- decay theta - lr s, with S and s from `moving`."""
-        from mezo_cli.perturb.noise.by_tensor import part_of
-        from mezo_cli.perturb.noise.low_rank import Factors, write_product
-
-        step, scalars, lr = record
-        noise, first = low_rank_noise(params), Direction(self.seed, step)
-        decay = params.decay.take(1.0 - lr * self.config.weight_decay, lr != 0 and any(scalars))
-        of_matrix = to_float32(lr / self.config.rank)
-        for span in params.blocks():
-            theta, moved = params.load(span), self._step.view(span)
-            for piece in span.pieces:
-                out, own = moved[part_of(piece)], moving[piece.name]
-                if noise.is_matrix(piece.shape):
-                    right = noise.right(first, piece.name, piece.shape, own.device)
-                    write_product(Factors(own, right), piece.start, out)
-                    out.mul_(of_matrix)
-                else:
-                    out.copy_(own[piece.start : piece.start + piece.numel]).mul_(lr)
-            params.decay_and_subtract(theta, moved, decay)
-            params.round_(span, theta, first)
-            params.store(span, theta)
+    update_class = LowRankMomentum
 
 
 def low_rank_noise(params: "Params") -> "LowRankNoise":
@@ -92,11 +184,18 @@ def low_rank_noise(params: "Params") -> "LowRankNoise":
     return cast("LowRankNoise", params.noise)
 
 
-def _part(params: "Params", direction: Direction, name: str, shape: tuple[int, ...]) -> "Tensor":
-    """Return U of a matrix, or z of another tensor."""
-    from mezo_cli.perturb.noise.spans import compute_device
+def project(moving: "Tensor", old: "Tensor", new: "Tensor") -> "Tensor":
+    """Return N V_old^T V_new / n, float32 [m, r], the same bits on every device."""
+    import torch
 
-    noise, device = low_rank_noise(params), compute_device(params.tensors[name].device)
-    draw: Any = noise.left if noise.is_matrix(shape) else noise.z
-    drawn: Tensor = draw(direction, name, shape, device)
-    return drawn
+    old, new = old.to(moving.device), new.to(moving.device)
+    products = old.double()[:, :, None] * new.double()[:, None, :]  # exact
+    rows = 1 << (len(products) - 1).bit_length()
+    products = torch.cat([products, products.new_zeros(rows - len(products), *products.shape[1:])])
+    while len(products) > 1:  # pairwise: a library's sum differs from device to device
+        products = products[: len(products) // 2] + products[len(products) // 2 :]
+    weights = (products[0] / len(old)).float()  # [r, r]
+    projected = moving[:, :1] * weights[0]
+    for k in range(1, len(weights)):
+        projected = projected + moving[:, k : k + 1] * weights[k]
+    return projected

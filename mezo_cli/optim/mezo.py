@@ -16,21 +16,24 @@ nothing and defers its decay. The next step with a g that is not 0 applies the d
 D is a function of the records alone (perturb/decay.py). What is deferred when a run ends is not applied; if the run is
 resumed with more steps, their first g that is not 0 applies it.
 
-`clip_g` bounds each |g| (clip.py). There is no other state. A step costs 2 n_t forwards with perturbed weights, and one
-pass over theta that draws z n_t times.
+`clip_g` bounds each |g| (clip.py). A step costs 2 n_t forwards with perturbed weights, and one pass over theta that
+draws z n_t times. Other updates than this SGD are in update.py, other estimates in hizoo.py, lozo.py and es.py.
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from mezo_cli.config.optimizers import PerturbationConfig, ZerothOrderConfig
-from mezo_cli.config.schema import StepRecord
+from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.distributed.ranks import split_sizes
-from mezo_cli.optim.base import LossFn, ReplayableOptimizer, learning_rate, to_float32
+from mezo_cli.errors import UserError
+from mezo_cli.optim.base import LossFn, ReplayableOptimizer, StepResult, learning_rate, to_float32
 from mezo_cli.optim.clip import Clip
+from mezo_cli.optim.update import Adam, Momentum, RedrawnAdam, Sgd, Terms
 from mezo_cli.perturb.noise import Direction
 
 if TYPE_CHECKING:  # torch is imported when a step is taken, not when settings are read
@@ -38,34 +41,31 @@ if TYPE_CHECKING:  # torch is imported when a step is taken, not when settings a
     from mezo_cli.perturb.params import Params
 
 
-@dataclass(frozen=True)
-class MezoResult:
-    """The scalars of one step: its mean losses, and those from which it is replayed."""
+class MezoResult(StepResult):
+    """The scalars of one step: `loss` is the mean of both losses, which are means over the samples."""
 
-    loss_plus: float
-    loss_minus: float
-    projected_grads: list[float]  # one per sample, rounded to float32 as they are stored
-    lr: float  # rounded likewise
-
-    @property
-    def recorded(self) -> list[float]:
-        """The projected gradients."""
-        return self.projected_grads
+    @classmethod
+    def of(cls, plus: Sequence[float], minus: Sequence[float], grads: Sequence[float], lr: float) -> Self:
+        """Return the result of the losses and projected gradients of a step, one of each per sample."""
+        n, recorded = len(plus), [to_float32(grad) for grad in grads]
+        of_signs = {"loss_plus": sum(plus) / n, "loss_minus": sum(minus) / n}
+        others = {**of_signs, "projected_grad": sum(recorded) / n}
+        return cls(sum(of_signs.values()) / 2, recorded, lr, others)
 
     @property
-    def loss(self) -> float:
-        """Mean of both losses."""
-        return (self.loss_plus + self.loss_minus) / 2
+    def loss_plus(self) -> float:
+        """Mean loss with theta + eps z."""
+        return self.others["loss_plus"]
 
     @property
-    def projected_grad(self) -> float:
-        """Mean over the samples."""
-        return sum(self.projected_grads) / len(self.projected_grads)
+    def loss_minus(self) -> float:
+        """Mean loss with theta - eps z."""
+        return self.others["loss_minus"]
 
-    def scalars(self) -> dict[str, float]:
-        """Return the fields of the step's line in metrics.jsonl."""
-        names = ("loss", "loss_plus", "loss_minus", "projected_grad", "lr")
-        return {name: getattr(self, name) for name in names}
+    @property
+    def projected_grads(self) -> list[float]:
+        """One per sample, rounded to float32 as they are stored."""
+        return self.recorded
 
 
 def spsa(forward: "PerturbedForward", loss_fn: LossFn, z: Direction, eps: float) -> tuple[float, float, float]:
@@ -100,37 +100,56 @@ def losses_at(
     return values
 
 
-class DirectionalOptimizer(ReplayableOptimizer):
-    """An optimizer whose update is a sum of c z over the directions of the step; `estimate` returns its terms."""
+class ZerothOrder(ReplayableOptimizer):
+    """An estimate of the gradient, a sum of c z over the directions of a step, and an update that takes it.
+
+    A subclass estimates: its `step` computes and records scalars, of which `estimate` makes the terms of the sum.
+    """
 
     config: PerturbationConfig
+    update_class: ClassVar[type[Sgd]] = Sgd
 
     def __init__(self, config: PerturbationConfig, seed: int, steps: int) -> None:
         self.config, self.seed, self.steps = config, seed, steps
+        self.update = self.update_class(self)
 
     def lr(self, step: int) -> float:
         """Return the learning rate of step `step` (from 0)."""
         return learning_rate(self.config, step, self.steps)
 
+    @abstractmethod
+    def estimate(self, record: StepRecord, scale: float) -> Terms:
+        """Return `scale` times a step's estimate of the gradient: (direction, coefficient) of each of its terms."""
+
     def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
-        """Do nothing: there is no state but the decay that `params` defers."""
+        """Rebuild the state of the update, and what a running quantile of |g| is taken of."""
+        self.update.rebuild(params, records)
 
     def apply_updates(self, params: "Params", records: list[StepRecord]) -> None:
         """Update theta by each record in order."""
-        terms, decays = [], []
-        for record in records:
-            estimate = self.estimate(record, -record[2])
-            terms += estimate
-            decays += [1.0 - record[2] * self.config.weight_decay, *[1.0] * (len(estimate) - 1)]
-        params.update(terms, decays)
+        self.update.apply(params, records)
 
-    @abstractmethod
-    def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
-        """Return `scale` times a step's estimate of the gradient: (direction, coefficient) of each of its terms."""
+    def save_state(self, path: Path) -> None:
+        """Write the state of the update as safetensors; no file where it has none, or is quickly rebuilt."""
+        import safetensors.torch
+
+        tensors = self.update.state_tensors()
+        if tensors:
+            safetensors.torch.save_file(tensors, path)
+
+    def load_state(self, path: Path, step: int) -> None:
+        """Read what `save_state` wrote after `step` steps."""
+        from mezo_cli.models.stored_tensors import read_tensors
+
+        tensors, _ = read_tensors(path)
+        try:
+            self.update.load_tensors(tensors, step)
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}") from error
 
 
-class Mezo(DirectionalOptimizer):
-    """The zeroth-order step. The weights follow from (seed, step, g, lr) of every step."""
+class Mezo(ZerothOrder):
+    """SPSA, and SGD. The weights follow from (seed, step, g, lr) of every step."""
 
     config: ZerothOrderConfig
 
@@ -146,24 +165,66 @@ class Mezo(DirectionalOptimizer):
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""
         directions = [Direction(self.seed, step, sample) for sample in range(self.samples(step))]
         plus, minus, grads = zip(*spsa_per_direction(forward, loss_fn, directions, self.config.eps), strict=True)
-        result = MezoResult(
-            sum(plus) / len(plus), sum(minus) / len(minus), [to_float32(grad) for grad in grads], self.lr(step)
-        )
-        if all(map(math.isfinite, result.projected_grads)):  # else theta is left as it was, and the loop ends the run
-            self.apply_updates(forward.params, [(step, result.projected_grads, result.lr)])
+        result = MezoResult.of(plus, minus, grads, self.lr(step))
+        if all(map(math.isfinite, result.recorded)):  # else theta is left as it was, and the loop ends the run
+            self.apply_updates(forward.params, [(step, result.recorded, result.lr)])
         return result
-
-    def rebuild_state(self, params: "Params", records: list[StepRecord]) -> None:
-        """Rebuild what a running quantile of |g| is taken of."""
-        for record in records:
-            self.gradients(record)
 
     def gradients(self, record: StepRecord) -> list[float]:
         """Return g of each of a step's n_t directions, clipped. Steps must come in order; the last may be repeated."""
         step, grads, _ = record
-        return self.clip.clip(step, grads[: self.samples(step)])
+        return self.clip.clip(step, grads[: self.shown(step)])
 
-    def estimate(self, record: StepRecord, scale: float) -> list[tuple[Direction, float]]:
+    def estimate(self, record: StepRecord, scale: float) -> Terms:
         """Return `scale` times (1 / n) sum_i g_i z_i of a step: (direction, coefficient) of each of its n_t terms."""
         grads = self.gradients(record)
         return [(Direction(self.seed, record[0], i), scale * g / len(grads)) for i, g in enumerate(grads)]
+
+
+class MezoMomentum(Mezo):
+    """SPSA, and momentum."""
+
+    update_class = Momentum
+
+
+class MezoAdam(Mezo):
+    """SPSA, and Adam."""
+
+    update_class = Adam
+
+
+class AdaMezo(Mezo):
+    """SPSA, and Adam over a few steps that are drawn again."""
+
+    update_class = RedrawnAdam
+
+
+class NullSigns(Mezo):
+    """A control: MeZO with the sign of every g replaced by one that is drawn.
+
+        theta <- theta - lr (s g z + wd theta),   s = -1 or 1, a function of (seed, step, sample)
+
+    It takes steps of MeZO's sizes along MeZO's directions, in a sense that knows nothing of the loss: what it gains
+    over zero-shot is what the choice of a checkpoint on dev gains alone. The trajectory holds g without s.
+    """
+
+    def gradients(self, record: StepRecord) -> list[float]:
+        """Return s g of each of a step's directions, g clipped."""
+        grads = super().gradients(record)
+        return [random_sign(self.seed, record[0], sample) * g for sample, g in enumerate(grads)]
+
+
+def random_sign(seed: int, step: int, sample: int) -> int:
+    """Return -1 or 1, independent of z."""
+    digest = blake2b(f"{seed}\0null_signs\0{step}\0{sample}".encode(), digest_size=1).digest()
+    return 1 if digest[0] & 1 else -1
+
+
+class LinearProbe(Mezo):
+    """MeZO of zero steps, on a model that `init=linear_probe` has fitted: it runs no forward and updates nothing.
+
+    Its name tells such runs apart in tables. conf/optimizer/linear_probe.yaml sets `init` and `steps`.
+    """
+
+    def __init__(self, config: OptimizerConfig, seed: int, steps: int) -> None:
+        super().__init__(ZerothOrderConfig(name=config.name, lr=config.lr), seed, steps)

@@ -21,7 +21,7 @@ from mezo_cli.models.quantized import row_factors
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import Optimizer, optimizer_class
-from mezo_cli.optim.dropout import set_rate
+from mezo_cli.optim.first_order import set_rate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import noise_of
 from mezo_cli.perturb.params import Params

@@ -15,7 +15,7 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.batch_loss import BatchLoss
 from mezo_cli.objectives.prediction import Predicted
 from mezo_cli.optim import Optimizer, StepResult
-from mezo_cli.optim.dropout import dropout
+from mezo_cli.optim.first_order import dropout
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.params import Params
 

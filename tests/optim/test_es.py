@@ -12,7 +12,7 @@ from torch import Tensor
 from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
 from mezo_cli.optim import make_config, optimizer_class
-from mezo_cli.optim.es import EsConfig, EsResult
+from mezo_cli.optim.es import EsConfig, es_result
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.report.settings import method_name
 from mezo_cli.runs import trajectory
@@ -164,7 +164,7 @@ def test_a_step_without_a_signal_leaves_decay_and_anchor_to_the_next(
 
 
 def test_the_scalars_of_a_step() -> None:
-    result = EsResult([1.0, 3.0, 2.0, 2.0], 2.5, [0.0] * 4, LR)
+    result = es_result([1.0, 3.0, 2.0, 2.0], 2.5, [0.0] * 4, LR)
     want = {"loss": 2.0, "loss_std": 0.5**0.5, "loss_min": 1.0, "loss_max": 3.0, "loss_theta": 2.5, "ties": 1 / 3}
     assert result.scalars() == pytest.approx({**want, "lr": LR})
 

@@ -381,7 +381,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 def test_a_projected_gradient_that_is_not_finite_stops_the_run(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Mezo, "step", lambda *_: MezoResult(1.0, 0.5, [math.inf], 0.1))
+    monkeypatch.setattr(Mezo, "step", lambda *_: MezoResult.of([1.0], [0.5], [math.inf], 0.1))
     said = mezo("train", *small(roberta, movies, tmp_path / "run", "log_every=1"))
     assert said.code == 1
     assert "step 1: the loss is not finite (projected_grad is inf)" in said.err

@@ -16,7 +16,6 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.optim import mezo as mezo_module
 from mezo_cli.optim.first_order import FirstOrder
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.optim.mezo_momentum import WithMoment
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.jsonl import JsonLines
 from mezo_cli.training import loop, restore
@@ -227,13 +226,13 @@ def test_stored_moments_are_not_rebuilt(
     assert not held.exists()
 
     rebuilt: list[int] = []
-    rebuild = WithMoment.rebuild_state
+    rebuild = Mezo.rebuild_state
 
-    def counted(self: WithMoment, params: Any, records: list[Any]) -> None:
+    def counted(self: Mezo, params: Any, records: list[Any]) -> None:
         rebuilt.extend(record[0] for record in records)
         rebuild(self, params, records)
 
-    monkeypatch.setattr(WithMoment, "rebuild_state", counted)
+    monkeypatch.setattr(Mezo, "rebuild_state", counted)
     assert mezo("resume", run).code == 0
     assert rebuilt == []
     assert mezo("resume", old).code == 0

@@ -1,0 +1,288 @@
+"""The updates: SGD, momentum and Adam, on an estimate G = sum c z, of which `estimate` of the optimizer says the terms.
+
+The state of an update follows from the records of all steps, so that training, a resumed run and a replay compute the
+same bits. Weight decay is applied as in mezo.py, whatever the update: it acts on theta alone, never on a moment.
+"""
+
+import math
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mezo_cli.config.schema import StepRecord
+from mezo_cli.optim.base import to_float32
+from mezo_cli.optim.moments import Moment, Scratch
+from mezo_cli.perturb.noise import Direction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mezo_cli.perturb.noise.spans import Span
+    from mezo_cli.perturb.params import Params
+
+Terms = list[tuple[Direction, float]]
+
+
+class Sgd:
+    """theta <- (1 - lr wd) theta - lr G, in one pass of the noise's kernels. There is no state.
+
+    Args:
+        estimator: the optimizer that estimates G.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator = estimator
+
+    def own_decay(self, record: StepRecord) -> float:
+        """Return the weight decay of a step, 1 - lr wd."""
+        return 1.0 - record[2] * float(self.estimator.config.weight_decay)
+
+    def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild the state from all steps so far; theta stays."""
+        for record in records:
+            self.estimator.estimate(record, 1.0)  # a running quantile of |g| is taken of what it sees
+
+    def apply(self, params: "Params", records: list[StepRecord]) -> None:
+        """Update the state, and theta, by each record in order."""
+        terms, decays = [], []
+        for record in records:
+            of_step = self.estimator.estimate(record, -record[2])
+            terms += of_step
+            decays += [self.own_decay(record), *[1.0] * (len(of_step) - 1)]
+        params.update(terms, decays)
+
+    def state_tensors(self) -> "dict[str, Tensor]":
+        """Return the state, to be stored; empty where it is quickly rebuilt."""
+        return {}
+
+    def load_tensors(self, tensors: "dict[str, Tensor]", step: int) -> None:
+        """Take over what `state_tensors` returned after `step` steps; ValueError if they are of something else."""
+        if tensors:
+            raise ValueError(f"optimizer={self.estimator.config.name} stores no state")
+
+
+class BlockUpdate(Sgd):
+    """theta <- (1 - lr wd) theta - s, block by block of theta, with the step s of each block from `plan`.
+
+    `rebuild` and `apply` need every step of a run once, in order.
+
+    Attributes:
+        moments: name -> buffer, which the steps of the blocks update.
+        scalars: names of attributes, numbers, that are stored beside the buffers.
+        draws: how many z a step draws: with many, few steps are applied to a block while it is in cache.
+    """
+
+    scalars: ClassVar[tuple[str, ...]] = ("next_step",)
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__(estimator)
+        self.moments: dict[str, Moment] = {}
+        self.next_step, self.draws = 0, int(estimator.config.samples)
+        self.step = Scratch()
+
+    @abstractmethod
+    def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
+        """Update the scalars, and return what updates the buffers of a span and computes its s, float32 [numel]."""
+
+    def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild the state from all steps so far; theta stays."""
+        for some in self.passes(records):
+            planned = [self.plan(params, record) for record in some]
+            for span in params.blocks() if self.moments else ():
+                for step_of in planned:
+                    step_of(span)
+
+    def apply(self, params: "Params", records: list[StepRecord]) -> None:
+        """Update the state, and theta, by each record in order."""
+        for some in self.passes(records):
+            decays = [params.decay.take(self.own_decay(r), moves=r[2] != 0 and any(r[1])) for r in some]
+            planned = [(record[0], self.plan(params, record)) for record in some]
+            for span in params.blocks():
+                theta = params.load(span)
+                for (step, step_of), decay in zip(planned, decays, strict=True):
+                    params.decay_and_subtract(theta, step_of(span), decay)
+                    params.round_(span, theta, Direction(self.estimator.seed, step))
+                params.store(span, theta)
+
+    def passes(self, records: list[StepRecord]) -> Iterator[list[StepRecord]]:
+        """Yield the records of the steps that are applied to a block of theta before the next block."""
+        from mezo_cli.perturb.params import TERMS_PER_PASS
+
+        steps = max(1, TERMS_PER_PASS // self.draws)
+        for first in range(0, len(records), steps):
+            some = records[first : first + steps]
+            for step, _, _ in some:
+                if step != self.next_step:
+                    raise RuntimeError(f"it needs every step in order: got step {step}, expected {self.next_step}")
+                self.next_step += 1
+            yield some
+
+    def sum_of(self, params: "Params", terms: Terms, span: "Span") -> "Tensor":
+        """Return the sum of c z of a span, term by term."""
+        step = self.step.view(span).zero_()
+        params.noise.update_(span, step, terms, [1.0] * len(terms))
+        return step
+
+    def state_tensors(self) -> "dict[str, Tensor]":
+        """Return the buffers, named `m:PARAMETER`, and `scalars`; without buffers there are none."""
+        import torch
+
+        tensors = {f"{key}:{name}": value for key, m in self.moments.items() for name, value in m.tensors().items()}
+        if tensors:
+            if self.estimator.clip.past:
+                tensors["clip"] = torch.tensor(self.estimator.clip.past, dtype=torch.float64)
+            tensors["scalars"] = torch.tensor([getattr(self, name) for name in self.scalars], dtype=torch.float64)
+        return tensors
+
+    def load_tensors(self, tensors: "dict[str, Tensor]", step: int) -> None:
+        """Take over what `state_tensors` returned after `step` steps; ValueError if they are of something else."""
+        values = tensors["scalars"].tolist() if "scalars" in tensors else []
+        if len(values) != len(self.scalars) or values[0] != step:
+            raise ValueError(f"it does not hold the state of {self.estimator.config.name} at step {step}")
+        for name, value in zip(self.scalars, values, strict=True):
+            setattr(self, name, type(getattr(self, name))(value))
+        self.estimator.clip.restore(tensors["clip"].tolist() if "clip" in tensors else [])
+        for key, moment in self.moments.items():
+            start = f"{key}:"
+            moment.load({name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)})
+
+
+class Momentum(BlockUpdate):
+    """Heavy ball on MeZO's estimate (paper, arXiv 2305.17333, section 2.2 and its appendix).
+
+        m_t = momentum m_(t-1) + G_t,   theta <- (1 - lr wd) theta - lr m_t
+
+    This is torch.optim.SGD with g z as the gradient, except for the weight decay: it acts on theta, not on m, so that m
+    follows from the scalars of the trajectory alone. It also acts where m moves theta in a step whose g are all 0.
+
+    `window: null` keeps m, a buffer of theta's size, and draws z once per step and sample, as MeZO does. The checkpoint
+    `last` stores m. Where it is not at hand, m is rebuilt from all steps before: one draw of z each and no forward.
+    `window: W` keeps no buffer: every step draws the last W directions again and sums them block by block, so W draws
+    per step. m then lacks the steps before, momentum^W of it (docs/concepts/methods.md has a table). A resumed run
+    needs the last W - 1 records.
+    """
+
+    beta_name: ClassVar[str] = "momentum"  # the setting that the decay of m is
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__(estimator)
+        config = estimator.config
+        self.beta, self.window = to_float32(getattr(config, self.beta_name)), config.window
+        self._recent: deque[Terms] = deque(maxlen=self.window or 0)
+        self.draws *= self.window or 1
+        if self.window is None:
+            self.moments["m"] = Moment()
+
+    def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
+        """Return what computes lr m of a span."""
+        return self.move(params, self.estimator.estimate(record, 1.0), record[2])
+
+    def move(self, params: "Params", terms: Terms, rate: float) -> "Callable[[Span], Tensor]":
+        """Return what computes m <- beta m + terms, and then rate m, of a span."""
+        if self.window is None:
+            return partial(self._move_buffer, params, terms, rate)
+        self._recent.append(terms)
+        weight, summed = 1.0, []
+        for past in reversed(self._recent):
+            summed += [(direction, c * weight * rate) for direction, c in past]
+            weight *= self.beta
+        return partial(self.sum_of, params, summed[::-1])  # the smallest terms first
+
+    def _move_buffer(self, params: "Params", terms: Terms, rate: float, span: "Span") -> "Tensor":
+        import torch
+
+        m = self.moments["m"].view(span)
+        params.noise.update_(span, m, terms, [self.beta, *[1.0] * (len(terms) - 1)])
+        return torch.mul(m, rate, out=self.step.view(span))
+
+
+class Adam(Momentum):
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980) on MeZO's estimate (paper, arXiv 2305.17333, section 2.2).
+
+        m_t = b1 m_(t-1) + (1 - b1) G_t,   v_t = b2 v_(t-1) + (1 - b2) G_t^2,
+        theta <- (1 - lr wd) theta - lr (m_t / (1 - b1^t)) / (sqrt(v_t / (1 - b2^t)) + adam_eps)
+
+    This is torch.optim.AdamW with g z as the gradient (as in the published code, which fills `.grad`).
+
+    - `noise: rademacher` with one sample: z^2 = 1, so all elements of v are the same number, sum (1 - b2) b2^(t-s)
+      g_s^2. It is kept as one number, exact over all steps. What remains is momentum with a rate per step: m in a
+      buffer, or with `window`.
+    - other noise, or more samples: v differs per element, so m and v are two buffers of theta's size. `window` is
+      rejected: v looks back over 1 / (1 - b2) = 1,000 steps, and drawing so many directions per step would take longer
+      than the forwards.
+    """
+
+    beta_name = "beta1"
+    scalars = ("next_step", "scalar_v", "power1", "power2")
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__(estimator)
+        self.scalar_v = 0.0  # the second moment, where it is one number
+        self.power1 = self.power2 = 1.0  # b1^t and b2^t, by products: a library's power may differ in the last place
+        self._estimate = Scratch()
+        if not estimator.config.second_moment_is_scalar:
+            self.moments["v"] = Moment()
+
+    def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
+        """Return what computes a step of Adam of a span."""
+        b2 = self.estimator.config.beta2
+        self.power1, self.power2 = self.power1 * self.beta, self.power2 * b2
+        rate = record[2] / (1 - self.power1)
+        if "v" in self.moments:
+            return partial(
+                self._move_buffers, params, self.estimator.estimate(record, 1.0), rate, 1 / (1 - self.power2)
+            )
+        g = self.estimator.gradients(record)[0]
+        self.scalar_v = b2 * self.scalar_v + (1 - b2) * g * g
+        rate /= math.sqrt(self.scalar_v / (1 - self.power2)) + self.estimator.config.adam_eps
+        return self.move(params, self.estimator.estimate(record, 1 - self.beta), rate)
+
+    def _move_buffers(self, params: "Params", terms: Terms, rate: float, correction: float, span: "Span") -> "Tensor":
+        """Update m and v of a span; return rate m / (sqrt(correction v) + adam_eps)."""
+        import torch
+
+        b1, b2 = self.beta, self.estimator.config.beta2
+        m, v = self.moments["m"].view(span), self.moments["v"].view(span)
+        estimate, step = self._estimate.view(span).zero_(), self.step.view(span)
+        params.noise.update_(span, estimate, terms, [1.0] * len(terms))
+        m.mul_(b1).add_(torch.mul(estimate, 1 - b1, out=step))
+        v.mul_(b2).add_(estimate.mul_(estimate).mul_(1 - b2))
+        torch.mul(v, correction, out=step).sqrt_().add_(self.estimator.config.adam_eps)
+        return torch.div(m, step, out=step).mul_(rate)
+
+
+class RedrawnAdam(BlockUpdate):
+    """AdaMeZO (arXiv 2605.00650): Adam on the estimates of the last h steps, drawn again at every step.
+
+        m = sum_j beta1^j G_(t-j),   v = sum_j beta2^j G_(t-j)^2,   j < h
+        theta <- (1 - lr wd) theta - lr m / (sqrt(v) + adam_eps)
+
+    There is no factor 1 - beta and no correction of bias. The sums begin with the steps that there are; `window: 1`
+    moves every element by lr, against the sign of G. Defaults: h (`window`) 10, beta1 0.7, beta2 0.9, adam_eps 1e-5,
+    those of the command in the published code's README. That code takes h + 1 steps of MeZO first, and then has a
+    factor of 100 in lr, which the paper does not have. The state is the last h - 1 records: nothing is stored.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__(estimator)
+        self._recent: deque[Terms] = deque(maxlen=estimator.config.window)
+        self.draws *= estimator.config.window
+        self._z, self._square, self._v = Scratch(), Scratch(), Scratch()
+
+    def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
+        """Return what computes lr m / (sqrt(v) + adam_eps) of a span."""
+        self._recent.append(self.estimator.estimate(record, 1.0))
+        return partial(self._draw_again, params, list(self._recent), to_float32(record[2]))
+
+    def _draw_again(self, params: "Params", recent: list[Terms], rate: float, span: "Span") -> "Tensor":
+        config = self.estimator.config
+        beta1, beta2 = to_float32(config.beta1), to_float32(config.beta2)
+        m, v = self.step.view(span).zero_(), self._v.view(span).zero_()
+        z, square = self._z.view(span), self._square.view(span)
+        for terms in recent:
+            params.noise.update_(span, z.zero_(), terms, [1.0] * len(terms))
+            m.mul_(beta1).add_(z)
+            v.mul_(beta2).add_(square.copy_(z).mul_(z))
+        return m.div_(v.sqrt_().add_(config.adam_eps)).mul_(rate)
