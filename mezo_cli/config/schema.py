@@ -294,11 +294,13 @@ class ModelConfig(Settings):
 class EngineConfig(Settings):
     """The inference engine that computes the forwards (docs/how-to/engines.md)."""
 
-    name: Text = Field("none", description="what computes the forwards; this version refuses vllm; chosen by `engine=`")
+    name: Text = Field(
+        "none", description="what computes; vllm: a server that mezo starts; chosen by `engine=`"
+    )
 
 
 class VllmConfig(EngineConfig):
-    """vLLM in a process of its own, which this version refuses to start."""
+    """A vLLM server that mezo starts, on a Unix socket, and that ends with it."""
 
     python: Text | None = Field(None, description="an interpreter with vLLM, never stored; null: MEZO_ENGINE_PYTHON")
     tensor_parallel: Positive = Field(1, description="over how many processes the engine's weights are sharded")

@@ -245,9 +245,6 @@ def _engine(config: Config) -> Conflicts:
             yield key, "it is that of mezo's own copy, which is float32 beside an engine; use engine.dtype"
     if config.micro_batch_size is not None:
         yield "micro_batch_size", f"{chosen} makes its batches itself; leave it out"
-    if engine.name == "vllm":
-        why = "this version starts no vLLM; start a server yourself, and use engine=openai peft=lora"
-        yield "engine", f"{why} (docs/how-to/engines.md)"
 
 
 def _noise(config: Config) -> str | None:

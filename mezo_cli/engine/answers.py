@@ -40,7 +40,7 @@ class EngineAnswers:
         When it has just started, the log-probabilities of the rows' last tokens are compared with the model's own, and
         the rows are completed twice.
         """
-        members = engine.attach(own.loaded, own.forward, raw_logits=False, stops=bool(own.encoder.stop))
+        members = engine.attach(own.loaded, own.forward)
         answers = EngineAnswers(members, own.loaded.tokenizer, own.completer.ends)
         scored = [with_last_tokens_scored(row) for row in rows]
         batch = own.collate(scored)

@@ -26,6 +26,7 @@ from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
 from mezo_cli.engine.members import AHEAD, Member, Members
+from mezo_cli.engine.process import ServerProcess
 from mezo_cli.engine.server import EngineFailed, EngineServer
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
@@ -66,20 +67,15 @@ class Engine:
         self._clean: list[str] = []  # the adapter at theta, until theta changes
         self._blocks: list[Block] = []
         try:
-            self._server = _open(config.engine)
+            self._server = _open(config, max_length)
         except EngineFailed as failure:
             raise UserError(f"engine={config.engine.name} cannot be started: {failure}") from failure
 
-    def attach(self, loaded: LoadedModel, forward: PerturbedForward, raw_logits: bool, stops: bool) -> Members:
-        """Return what answers the requests of a session's objective, with the session's weights.
-
-        Args:
-            raw_logits: whether scores may be logits; else they are log-probabilities.
-            stops: whether completions end at texts.
-        """
+    def attach(self, loaded: LoadedModel, forward: PerturbedForward) -> Members:
+        """Return what answers the requests of a session's objective, with the session's weights."""
         self.release()
         if not self.is_started:
-            self._start(loaded, forward.params, raw_logits, stops)
+            self._start(loaded, forward.params)
         if self.config.peft.name == "lora":
             count, folder = (AHEAD + 1) * self._settings.max_loras + 1, _adapter_dir(self._settings)
             self._adapters = AdapterFiles(loaded.adapter, forward.params, count, folder)
@@ -88,24 +84,13 @@ class Engine:
         self._members = Members(forward, self._send, 1 if self._adapters is None else self._settings.max_loras)
         return self._members
 
-    def _start(self, loaded: LoadedModel, params: Params, raw_logits: bool, stops: bool) -> None:
+    def _start(self, loaded: LoadedModel, params: Params) -> None:
         """Let the engine load the model, and check that it holds all that is trained."""
         config, engine = self.config, self._settings
         tensors = [(name, list(p.shape)) for name, p in params.tensors.items()]
         lora = config.peft.name == "lora"
-        described = self._call(
-            "start",
-            folder=str(fetch(config.model)),
-            **_process_params(engine),
-            max_length=self._max_length,
-            raw_logits=raw_logits,
-            prefix_cache=True,
-            stops=stops,
-            adapters=engine.max_loras,
-            rank=getattr(config.peft, "r", None),
-            tensors=[] if lora else tensors,
-            noise=zeroth_order(config.optimizer).noise,
-        )
+        held: dict[str, Any] = {} if lora else {"tensors": tensors, "noise": zeroth_order(config.optimizer).noise}
+        described = self._call("start", max_length=self._max_length, **held)
         self._blocks = [Block(*block) for block in described["blocks"]]
         if not lora:
             try:
@@ -283,22 +268,19 @@ class _RemoteParams:
         self._engine._call("update", terms=list(terms), decays=list(self._decay.take_each(terms, decays)))
 
 
-def _open(settings: VllmConfig | OpenAiConfig) -> EngineServer:
-    """Find the server.
+def _open(config: Config, max_length: int) -> EngineServer:
+    """Find the server, or start it.
 
     Raises:
-        EngineFailed: for an address that is not one, or of another machine.
+        EngineFailed: for an address that is not one, or of another machine; when it does not start.
     """
+    settings = config.engine
+    if isinstance(settings, VllmConfig):
+        process = ServerProcess(settings, Path(fetch(config.model)), max_length, getattr(config.peft, "r", None))
+        return EngineServer.started(settings, process)
     assert isinstance(settings, OpenAiConfig)
     _adapter_dir(settings)
-    return EngineServer(settings, of_server(settings, URL))
-
-
-def _process_params(settings: VllmConfig | OpenAiConfig) -> dict[str, Any]:
-    """Return what a server that is running has chosen itself."""
-    if isinstance(settings, OpenAiConfig):
-        return {}
-    return {"tensor_parallel": settings.tensor_parallel, "dtype": settings.dtype, "memory": settings.memory}
+    return EngineServer.at(settings, of_server(settings, URL))
 
 
 def _adapter_dir(settings: VllmConfig | OpenAiConfig) -> Path | None:

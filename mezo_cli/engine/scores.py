@@ -31,8 +31,7 @@ class EngineScores:
     @staticmethod
     def attach(own: Lm, engine: Engine, rows: Sequence[TokenizedExample]) -> Lm:
         """Let an engine score the labels of an objective; compare some when it has just started."""
-        one_token = max(map(len, own.label_ids)) == 1
-        members = engine.attach(own.loaded, own.forward, raw_logits=one_token, stops=False)
+        members = engine.attach(own.loaded, own.forward)
 
         def log_probs(scores: Tensor) -> Tensor:
             return scores.double().log_softmax(-1)  # a prompt's normalizer may be left out
@@ -51,7 +50,7 @@ class EngineChoices:
     @staticmethod
     def attach(own: Choice, engine: Engine, rows: Sequence[ChoiceRow]) -> Choice:
         """Let an engine score the candidates of an objective; compare some when it has just started."""
-        members = engine.attach(own.loaded, own.forward, raw_logits=False, stops=False)
+        members = engine.attach(own.loaded, own.forward)
         return _attach(own, engine, rows, own.log_probs, partial(_candidate_scores, members), lambda scores: scores)
 
 

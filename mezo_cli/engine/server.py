@@ -1,6 +1,7 @@
-"""A server that the user has started computes the forwards of LoRA members: its HTTP interface.
+"""An inference server computes the forwards: its HTTP interface, on a port or a Unix socket.
 
 Adapters are folders that both see. Each is loaded by a name that is never used again, and unloaded after its requests.
+Where all parameters are trained, methods of `shards.Shards` are called in its workers, with texts in JSON.
 What is sent are tokens and settings; nothing that the server would unpickle.
 """
 
@@ -9,14 +10,17 @@ import ipaddress
 import json
 import os
 import secrets
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-from mezo_cli.config.schema import OpenAiConfig
+from mezo_cli.config.schema import OpenAiConfig, VllmConfig
+from mezo_cli.engine.process import ServerProcess
 
 KEY = "MEZO_ENGINE_KEY"
 REQUESTS = 64  # at a time
@@ -101,28 +105,78 @@ DIALECTS = {
 }
 
 
-class EngineServer:
-    """A server at work, at an address like `http://127.0.0.1:8000`.
+class UnixConnection(HTTPConnection):
+    """A connection to a server that listens on a Unix socket."""
 
-    Raises:
-        EngineFailed: for an address that is not one, or of another machine.
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """Open the socket."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class EngineServer:
+    """A server at work.
+
+    Args:
+        timeout: seconds to wait for an answer.
+        dialect: of its requests and answers.
+        place: its name in messages.
+        connect: opens a connection.
+        prefix: of its paths.
+        process: that of the server, if mezo has started it.
     """
 
-    def __init__(self, config: OpenAiConfig, url: str) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        dialect: Dialect,
+        place: str,
+        connect: Callable[[], HTTPConnection],
+        prefix: str = "",
+        process: ServerProcess | None = None,
+    ) -> None:
+        self._timeout, self._dialect, self._place, self._path = timeout, dialect, place, prefix
+        self._connect, self._process = connect, process
+        self._prefix, self._count = f"mezo-{secrets.token_hex(4)}", 0
+        self._names: dict[str, str] = {}  # folder -> the name of its adapter
+        self._model = ""
+        self._active: Any = None  # what the workers' weights are perturbed by
+        self._changes = 0  # of the weights that forwards see: the salt of the prefix cache
+        self._order = ThreadPoolExecutor(1)  # calls are answered in their order
+        self._requests = ThreadPoolExecutor(REQUESTS)
+
+    @classmethod
+    def at(cls, config: OpenAiConfig, url: str) -> "EngineServer":
+        """Return the server at an address like `http://127.0.0.1:8000`.
+
+        Raises:
+            EngineFailed: for an address that is not one, or of another machine.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
             raise EngineFailed(f"engine.url: give http://HOST:PORT, without a name or a password ({KEY} has a key)")
         if not (config.allow_remote or _is_loopback(parts.hostname)):
             raise EngineFailed(f"{parts.hostname} is another machine: it needs engine.allow_remote=true")
-        self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-        self._path, self._place = parts.path.rstrip("/").removesuffix("/v1"), f"{parts.hostname}:{parts.port}"
-        self._timeout, self._dialect = config.timeout, DIALECTS[config.server]
-        self._prefix, self._count = f"mezo-{secrets.token_hex(4)}", 0
-        self._names: dict[str, str] = {}  # folder -> the name of its adapter
-        self._model = ""
-        self._order = ThreadPoolExecutor(1)  # calls are answered in their order
-        self._requests = ThreadPoolExecutor(REQUESTS)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connect = partial(kind, parts.hostname, parts.port, timeout=config.timeout)
+        place, prefix = f"{parts.hostname}:{parts.port}", parts.path.rstrip("/").removesuffix("/v1")
+        return cls(config.timeout, DIALECTS[config.server], place, connect, prefix)
+
+    @classmethod
+    def started(cls, settings: VllmConfig, process: ServerProcess) -> "EngineServer":
+        """Return the server of a process, as soon as it listens."""
+        connect = partial(UnixConnection, str(process.socket), settings.timeout)
+        server = cls(settings.timeout, DIALECTS["vllm"], "vLLM", connect, process=process)
+        if not process.wait(settings.timeout):
+            why = process.describe_end() or f"it did not listen within engine.timeout={settings.timeout:g} s"
+            server.close()
+            raise EngineFailed(_one_line(why))
+        return server
 
     def submit(self, method: str, **params: Any) -> Callable[[], Any]:
         """Begin a call; return a function that waits for its result, or raises `EngineFailed`."""
@@ -131,6 +185,9 @@ class EngineServer:
             "score": self._score,
             "generate": self._generate,
             "remove": self._remove,
+            "update": self._update,
+            "load": self._load_theta,
+            "digests": self._digests,
         }
         future: Future[Any] = self._order.submit(methods[method], **params)
         return future.result
@@ -141,13 +198,47 @@ class EngineServer:
         with contextlib.suppress(EngineFailed):  # it may have ended
             self._remove(list(self._names))
         self._requests.shutdown(cancel_futures=True)
+        if self._process is not None:
+            self._process.close()
 
-    def _start(self, max_length: int, **_: Any) -> dict[str, Any]:
+    def _start(self, max_length: int, tensors: Sequence[Any] = (), noise: str = "") -> dict[str, Any]:
         served = self._ask("GET", self._dialect.models)
         self._model, room = self._dialect.name(served), self._dialect.room(served)
         if room is not None and room < max_length:
             raise EngineFailed(f"{self._place} takes texts of {room} tokens, and this run has some of {max_length}")
-        return {"version": f"server at {self._place}, {self._model}", "blocks": []}
+        blocks = [block for of in self._all("lay_out", tensors=tensors, noise=noise) for block in of] if tensors else []
+        version = f"server at {self._place}, {self._model}"
+        if self._process is not None:
+            version = str(self._ask("GET", "/version")["version"])
+        return {"version": version, "blocks": blocks}
+
+    def _all(self, method: str, **params: Any) -> list[Any]:
+        """Call a method of `Shards` in every worker; return their results."""
+        body = {"method": "mezo", "args": [method, json.dumps(params)]}
+        answer: dict[str, list[Any]] = self._ask("POST", "/collective_rpc", body)
+        return answer["results"]
+
+    def _update(self, terms: Any, decays: Any) -> None:
+        self._changed(None)
+        self._all("update", terms=terms, decays=decays)
+
+    def _load_theta(self, path: str) -> None:
+        self._changed(None)
+        self._all("load", path=path)
+
+    def _digests(self) -> list[Any]:
+        return [block for of in self._all("digests") for block in of]
+
+    def _changed(self, active: Any) -> None:
+        """Note other weights: keys and values of the prefix cache hold for those that computed them alone."""
+        self._active, self._changes = active, self._changes + 1
+
+    def _perturb(self, own: Mapping[str, Any]) -> None:
+        """Let the workers compute with theta, or theta + c z."""
+        wanted = (tuple(own["direction"]), own["c"]) if own else None
+        if wanted != self._active:
+            self._changed(wanted)
+            self._all("perturb", **own) if own else self._all("restore")
 
     def _score(self, prompts: Any, tokens: Any, weights: Any) -> Any:
         settings = [{"max_tokens": 1, "temperature": 0.0, "logprob_token_ids": list(own)} for own in tokens]
@@ -168,6 +259,8 @@ class EngineServer:
 
     def _with_each(self, weights: Any, prompts: Any, settings: Any) -> list[list[Any]]:
         """Return the server's answers to each prompt with each adapter: [weights][prompts]."""
+        if not all("adapter" in own for own in weights):
+            return [self._with_theta(own, prompts, settings) for own in weights]
         adapters = [self._load(own["adapter"]) for own in weights]
         of_all = [
             self._requests.submit(self._complete, adapter, prompt, own)
@@ -177,6 +270,12 @@ class EngineServer:
         answers = [future.result() for future in of_all]
         self._remove([own["adapter"] for own in weights if not own["keep"]])
         return [answers[i : i + len(prompts)] for i in range(0, len(answers), len(prompts))]
+
+    def _with_theta(self, own: Mapping[str, Any], prompts: Any, settings: Any) -> list[Any]:
+        """Return the server's answers to each prompt with theta, or theta + c z: [prompts]."""
+        self._perturb(own)
+        salted = [{**of_prompt, "cache_salt": f"{self._prefix}-{self._changes}"} for of_prompt in settings]
+        return list(self._requests.map(self._complete, [self._model] * len(salted), prompts, salted))
 
     def _complete(self, adapter: str, prompt: Sequence[int], settings: Mapping[str, Any]) -> Any:
         return self._ask("POST", self._dialect.complete, self._dialect.body(self._model, adapter, prompt, settings))
@@ -197,7 +296,7 @@ class EngineServer:
         """Send a request and return the answer, as JSON where it is JSON."""
         key = os.environ.get(KEY)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        connection = self._connect(self._host, self._port, timeout=self._timeout)
+        connection = self._connect()
         try:
             connection.request(verb, self._path + path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
@@ -205,7 +304,8 @@ class EngineServer:
         except TimeoutError:
             raise EngineFailed(f"{self._place} did not answer within engine.timeout={self._timeout:g} s") from None
         except (OSError, HTTPException) as error:
-            raise EngineFailed(f"{self._place} cannot be reached: {_one_line(str(error))}") from error
+            ended = self._process and self._process.describe_end()
+            raise EngineFailed(_one_line(ended or f"{self._place} cannot be reached: {error}")) from error
         finally:
             connection.close()
         if response.status >= 400:

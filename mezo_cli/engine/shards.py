@@ -6,6 +6,7 @@ theta are held in float32, apart from the weights that the engine computes with:
 rounding adds up. The arithmetic is that of `perturb.noise`: the shards stay bitwise identical to mezo's own theta.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,10 @@ class Shards:
     """Methods of a worker of vLLM: `model_runner` is the worker's own."""
 
     model_runner: Any
+
+    def mezo(self, method: str, params: str) -> Any:
+        """Call a method by its name, with arguments as a text in JSON: what the server's interface passes on."""
+        return getattr(self, f"mezo_{method}")(**json.loads(params))
 
     @torch.inference_mode()
     def mezo_lay_out(self, tensors: Sequence[tuple[str, Sequence[int]]], noise: str) -> list[list[int]]:

@@ -1,6 +1,11 @@
-"""A server in the place of vLLM's: its paths, and a model in this process whose scores transformers computes."""
+"""A server in the place of vLLM's: its paths, and a model whose scores transformers computes. Or a program: `main`."""
 
+import importlib
 import json
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -8,35 +13,22 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mezo_cli.engine.layout import as_matrix, digest
-from mezo_cli.perturb.noise import Direction, make_noise
-from mezo_cli.perturb.noise.kernels import add_to_decayed
-
 MAX_RANK = 16
 
 
 class FakeModel:
-    """What an engine holds: a model, with an adapter of each request, or with theta + c z.
+    """What an engine holds: a model of a checkpoint, with an adapter of each request."""
 
-    Args:
-        folder: the checkpoint.
-        tensors: name and shape of each trained tensor, where an engine perturbs all parameters itself.
-        dtype: of the forwards.
-    """
-
-    def __init__(self, folder: Path, tensors: Any = (), dtype: str = "float32") -> None:
+    def __init__(self, folder: Path, dtype: str = "float32") -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        self.params, self.shapes = dict(self.model.named_parameters()), tensors
-        self.theta = {name: self.params[name].detach().float().clone() for name, _ in tensors}
-        self.noise = make_noise("gaussian")
-
-    def blocks(self) -> list[list[int]]:
-        return [[i, 0, 0, *as_matrix(shape), 0, 0] for i, (_, shape) in enumerate(self.shapes)]
+        self.params = dict(self.model.named_parameters())
+        self.theta: dict[str, torch.Tensor] = {}
 
     def apply(self, weights: Any) -> None:
         """Let forwards compute with these weights."""
@@ -48,14 +40,6 @@ class FakeModel:
                     b = state[name.replace("lora_A", "lora_B")]
                     self.theta.setdefault(base, self.params[base].detach().float().clone())
                     self.params[base].data = (self.theta[base] + 2.0 * b @ a).to(self.model.dtype)  # alpha / r
-            return
-        for name, theta in self.theta.items():
-            z = self._z(weights["direction"], name) * weights["c"] if weights else 0.0
-            self.params[name].data = (theta + z).to(self.model.dtype)
-
-    def _z(self, direction: Any, name: str) -> torch.Tensor:
-        theta = self.theta[name]
-        return self.noise.z(Direction(*direction), name, theta.shape, "cpu").view(theta.shape)
 
     def _last(self, ids: list[int]) -> torch.Tensor:
         with torch.no_grad():
@@ -75,18 +59,21 @@ class FakeModel:
             ids.append(int(logits.argmax()))
         return ids[len(prompt) :]
 
-    def update(self, terms: Any, decays: Any) -> None:
-        for (direction, c), decay in zip(terms, decays, strict=True):
-            for name, theta in self.theta.items():
-                cz = self._z(direction, name) * float(torch.tensor(c))
-                theta.copy_(add_to_decayed(theta, cz, decay, in_float64=True))
 
-    def load(self, path: str) -> None:
-        for name, value in load_file(path).items():
-            self.theta[name].copy_(value)
+class Worker:
+    """A worker of vLLM, as `Shards` sees it: its own model runner, whose model loads weights by their names."""
 
-    def digests(self) -> Any:
-        return [(b, digest(self.theta[name].numpy())) for b, (name, _) in zip(self.blocks(), self.shapes, strict=True)]
+    def __init__(self, model: Any) -> None:
+        self._model, self.model_runner = model, self
+        model.load_weights = self._load_weights
+
+    def get_model(self) -> Any:
+        return self._model
+
+    def _load_weights(self, weights: Any) -> None:
+        params = dict(self._model.named_parameters())
+        for name, value in weights:
+            params[name].data.copy_(value)
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -108,6 +95,7 @@ class FakeServer(ThreadingHTTPServer):
         mode: str = "",
     ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.worker: Any = None  # with `Shards`
         self.loads, self.key, self.room, self.lock = loads, key, room, threading.Lock()
         self.mode, self.asked = mode, 0
         self.names: list[str] = []
@@ -127,8 +115,16 @@ class FakeServer(ThreadingHTTPServer):
         if path == "/v1/unload_lora_adapter" and self.loads:
             del self.adapters[body["lora_name"]]
             return 200, "removed"
-        if path == "/v1/completions":
-            with self.lock:
+        if path == "/version":
+            return 200, {"version": "0"}
+        with self.lock:
+            if path == "/collective_rpc" and self.worker is not None:
+                assert all(isinstance(arg, str) for arg in body["args"])
+                return 200, {"results": [getattr(self.worker, body["method"])(*body["args"])]}
+            if path == "/v1/completions" and self.worker is not None:
+                assert body["cache_salt"]
+                return self._complete(body)
+            if path == "/v1/completions":
                 return self._complete(body) if body["model"] in self.adapters else (404, {"detail": "no such model"})
         return 404, {"detail": "Not Found"}
 
@@ -150,7 +146,7 @@ class FakeServer(ThreadingHTTPServer):
             return 500, {"error": {"message": "out of luck"}}
         if self.mode == f"hangs={self.asked}":
             time.sleep(2)
-        if self.mode != "misses perturbations" or self.asked == 1:
+        if self.worker is None and (self.mode != "misses perturbations" or self.asked == 1):
             self.model.apply({"adapter": self.adapters[body["model"]]})
         if "logprob_token_ids" in body:
             tokens = body["logprob_token_ids"]
@@ -198,3 +194,50 @@ def serving(model: Path | None = None, **settings: Any) -> Iterator[FakeServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class UnixServer(FakeServer):
+    """Listens on a Unix socket."""
+
+    address_family = socket.AF_UNIX
+
+    def __init__(self, path: str, model: Path, **settings: Any) -> None:
+        self._path = path
+        super().__init__(model, **settings)
+
+    def server_bind(self) -> None:
+        self.socket.bind(self._path)
+        self.server_name, self.server_port = "localhost", 0
+
+    def get_request(self) -> Any:
+        request, _ = super().get_request()
+        return request, ("localhost", 0)
+
+
+def main() -> None:
+    """Take the place of `python -m vllm...`, started by mezo."""
+    words = [word.removeprefix("--").partition("=") for word in sys.argv[1:]]
+    options = {name: value for name, _, value in words}
+    subprocess.Popen(["sleep", "600"])  # the processes of the engine and its workers
+    server = UnixServer(options["uds"], Path(options["model"]), dtype=options["dtype"])
+    if "worker-extension-cls" in options:
+        for name in ("vllm", "vllm.model_executor", "vllm.model_executor.layers", "vllm.model_executor.layers.utils"):
+            sys.modules[name] = MagicMock()
+        module, _, extension = options["worker-extension-cls"].rpartition(".")
+        server.worker = type("Mixed", (Worker, getattr(importlib.import_module(module), extension)), {})(
+            server.model.model
+        )
+    server.serve_forever()
+
+
+def program(folder: Path) -> Path:
+    """Write a program in the place of the python of vLLM's environment."""
+    path, root = folder / "python", Path(__file__).parents[2]
+    packages = os.pathsep.join([str(root), *sys.path])
+    path.write_text(f"#!/bin/sh\nPYTHONPATH='{packages}' exec {sys.executable} -m tests.engine.fake_server \"$@\"\n")
+    path.chmod(0o755)
+    return path
+
+
+if __name__ == "__main__":
+    main()

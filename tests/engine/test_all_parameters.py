@@ -1,68 +1,96 @@
-"""Parts of an engine that perturbs all parameters itself, which no command starts in this version."""
+"""An engine that mezo starts: it follows all parameters, each rank has its own, and it ends with mezo."""
 
+import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
-import torch
 
-from mezo_cli import data
-from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import VllmConfig
 from mezo_cli.engine import adapter_files
-from mezo_cli.engine import engine as engine_module
 from mezo_cli.engine.placement import cpu_groups, variables_of_rank
-from mezo_cli.errors import RunFailed
-from mezo_cli.training.load import attach_engine, load_session
-from tests.engine.fake_server import FakeModel
+from tests.command_line import environment, mezo
+from tests.engine.fake_server import program
+from tests.engine.step_checks import losses_and_metrics
+from tests.ranks import run_ranks
 
 WORDS = ["task=demo-arithmetic", "data=demo", "model=demo-decoder", "objective=generate", "objective.loss=lm"]
-WORDS += ["model.device=cpu", "data.eval_limit=4", "data.train_size=8", "batch_size=4", "optimizer.lr=1e-3"]
+WORDS += ["model.device=cpu", "data.eval_limit=4", "data.train_size=8", "batch_size=4", "steps=3", "log_every=1"]
+WORDS += ["eval_every=0", "test_at_start=false", "optimizer.lr=1e-3", "optimizer.weight_decay=0.1"]
 
 
-class Held:
-    """The calls of an engine that holds all parameters, answered in this process."""
-
-    def submit(self, method: str, **params: Any) -> Callable[[], Any]:
-        result = getattr(self, method, None) or getattr(self.model, method)
-        answer = result(**params)
-        return lambda: answer
-
-    def start(self, folder: str, tensors: Any, **_: Any) -> Any:
-        self.model = FakeModel(Path(folder), tensors)
-        return {"version": "0", "blocks": self.model.blocks()}
-
-    def score(self, prompts: Any, tokens: Any, weights: Any) -> Any:
-        scores = []
-        for own in weights:
-            self.model.apply(own)
-            scores.append([self.model.scores(prompt, of) for prompt, of in zip(prompts, tokens, strict=True)])
-        return scores
-
-    def close(self) -> None:
-        pass
+@pytest.mark.usefixtures("eager", "in_tmp_path")
+@pytest.mark.parametrize("peft", ["none", pytest.param("lora", marks=pytest.mark.slow)])
+def test_a_server_that_mezo_starts_follows_every_update(peft: str, tmp_path: Path) -> None:
+    """The digests of its weights are compared at the end of training, the losses here."""
+    own, words = tmp_path / "own", [*WORDS, f"peft={peft}", *(["optimizer.lr=1e-4"] if peft == "lora" else [])]
+    engine = ["engine=vllm", f"engine.python={program(tmp_path)}"]
+    result = mezo("train", *words, *engine, f"hydra.run.dir={tmp_path / 'run'}")
+    assert result.code == 0, result.err
+    assert mezo("train", *words, f"hydra.run.dir={own}").code == 0
+    by_engine, wanted = map(losses_and_metrics, (tmp_path / "run", own))
+    assert by_engine == [pytest.approx(line, rel=1e-4, abs=1e-4) for line in wanted]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"]["version"] == "0"
 
 
-@pytest.mark.usefixtures("eager")
-def test_an_engine_follows_every_update_and_a_missed_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_open", lambda settings: Held())
-    config = build_config([*WORDS, "optimizer.weight_decay=0.1"]).replace(engine=VllmConfig(name="vllm"))
-    session = load_session(config)
-    rows = session.encoder.encode_all(data.load(config.data_task, config.data, config.data_seed).train)
-    engine = engine_module.Engine(config, 200)
-    with torch.no_grad():
-        attach_engine(engine, session, rows)
-        for step in range(2):
-            engine.update(session.optimizer, step, session.step(rows[:4], step))
-        engine.check_weights(session.params)
-        session.step(rows[:4], 2)
-    with pytest.raises(RunFailed, match="the engine's weights are not those of the trajectory"):
-        engine.check_weights(session.params)
-    engine.close()
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager", "in_tmp_path")
+def test_each_rank_starts_a_server_of_its_own(tmp_path: Path) -> None:
+    words = [*WORDS, "optimizer=es", "optimizer.members=4", "engine=vllm", f"engine.python={program(tmp_path)}"]
+    results = run_ranks(*[["train", *words, f"hydra.run.dir={tmp_path / 'ranks'}"]] * 2)
+    assert [result.code for result in results] == [0, 0], results
+    result = mezo("train", *words, f"hydra.run.dir={tmp_path / 'alone'}")
+    assert result.code == 0, result.err
+    ranks, alone = (losses_and_metrics(tmp_path / name) for name in ("ranks", "alone"))
+    assert ranks == [pytest.approx(line, rel=1e-3, abs=1e-5) for line in alone]
+
+
+@pytest.mark.usefixtures("eager", "in_tmp_path")
+def test_a_program_that_starts_no_server_is_one_line(tmp_path: Path) -> None:
+    words = [*WORDS, "engine=vllm", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert "engine=vllm needs engine.python (or MEZO_ENGINE_PYTHON)" in mezo("train", *words).err
+    line = mezo("train", *words, f"engine.python={sys.executable}").err.splitlines()[-1]
+    assert line.startswith("error: engine=vllm cannot be started: its process ended with status 1: ")
+    assert "No module named 'vllm" in line
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from mezo_cli.config.schema import VllmConfig
+from mezo_cli.engine.process import ServerProcess
+process = ServerProcess(VllmConfig(name="vllm", python=sys.argv[1]), Path(sys.argv[2]), 64, 8)
+assert process.wait(120), process.describe_end()
+print(process.socket, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_process_of_the_server_outlives_mezo(tmp_path: Path) -> None:
+    from mezo_cli.config.compose import build_config
+    from mezo_cli.models.download import fetch
+
+    model = str(fetch(build_config(WORDS).model))
+    command = [sys.executable, "-c", PARENT, str(program(tmp_path)), model]
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        socket = Path(parent.stdout.readline().strip())
+        assert socket.is_socket()
+        assert socket.parent.stat().st_mode & 0o777 == 0o700
+        started = psutil.Process(parent.pid).children(recursive=True)
+        assert len(started) >= 3  # the supervisor, the server, and what that has started
+        assert not any(process.net_connections("inet") for process in started)
+        parent.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    shutil.rmtree(socket.parent)
 
 
 def test_processes_share_the_gpus_and_cpus_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,7 +258,6 @@ def test_ranks_share_a_server_and_its_fault_ends_all_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["engine=vllm", "objective=lm"], "this version starts no vLLM; start a server yourself, and use"),
         (
             ["engine=vllm"],
             "objective=mlm has no engine, only objective=lm, objective=choice, objective=generate have one",

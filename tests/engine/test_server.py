@@ -22,7 +22,7 @@ OPENAI = "engine=openai"
 def failure(url: str, folder: Path | None = None, rank: int = 8, **settings: object) -> str:
     """The line with which a start by a server fails, or its first adapter."""
     with pytest.raises(EngineFailed) as error:  # noqa: PT012
-        server = EngineServer(OpenAiConfig(name="openai", timeout=5.0, **settings), url)  # type: ignore[arg-type]
+        server = EngineServer.at(OpenAiConfig(name="openai", timeout=5.0, **settings), url)  # type: ignore[arg-type]
         try:
             server.submit("start", max_length=100)()
             assert folder is not None
@@ -54,7 +54,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with serving(key="secret") as server:
         assert "give it as MEZO_ENGINE_KEY" in failure(server.url)
         monkeypatch.setenv("MEZO_ENGINE_KEY", "secret")
-        engine = EngineServer(OpenAiConfig(name="openai"), server.url)
+        engine = EngineServer.at(OpenAiConfig(name="openai"), server.url)
         assert engine.submit("start", max_length=10)()["blocks"] == []
         engine.close()
     assert "needs engine.allow_remote=true" in failure("http://192.0.2.1:8000")
@@ -63,7 +63,8 @@ def test_each_mistake_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_machine_is_asked_only_where_that_is_allowed() -> None:
-    EngineServer(OpenAiConfig(name="openai", allow_remote=True), "http://192.0.2.1:1").close()  # nothing is asked yet
+    config = OpenAiConfig(name="openai", allow_remote=True)
+    EngineServer.at(config, "http://192.0.2.1:1").close()  # nothing is asked yet
 
 
 def test_where_weights_and_prompts_go_is_stored_nowhere(tmp_path: Path) -> None:
