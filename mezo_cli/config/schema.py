@@ -294,9 +294,7 @@ class ModelConfig(Settings):
 class EngineConfig(Settings):
     """The inference engine that computes the forwards (docs/how-to/engines.md)."""
 
-    name: Text = Field(
-        "none", description="what computes; vllm: a server that mezo starts; chosen by `engine=`"
-    )
+    name: Text = Field("none", description="what computes; vllm: a server that mezo starts; chosen by `engine=`")
 
 
 class VllmConfig(EngineConfig):

@@ -9,13 +9,15 @@ OF_RANKS += ["MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "TORCHELASTIC_USE_
 
 
 def variables_of_rank(tensor_parallel: int) -> dict[str, str | None]:
-    """Return the variables for the engine of this rank; {} without ranks.
+    """Return the variables for the engine of this rank, or of a process without ranks.
 
-    Of the GPUs that it may see it gets the next `tensor_parallel` after those of the ranks before it on this machine,
-    and so many groups of CPUs.
+    Of the GPUs that it may see a rank gets the next `tensor_parallel` after those of the ranks before it on this
+    machine, and so many groups of CPUs. Without ranks vLLM chooses, but for CPUs: it wants a NUMA node per process.
     """
+    bind = "VLLM_CPU_OMP_THREADS_BIND"
     if "RANK" not in os.environ:
-        return {}
+        groups = cpu_groups(sorted(os.sched_getaffinity(0)), tensor_parallel)
+        return {} if tensor_parallel == 1 or bind in os.environ else {bind: "|".join(groups)}
     rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     own = slice(rank * tensor_parallel, (rank + 1) * tensor_parallel)
@@ -23,7 +25,7 @@ def variables_of_rank(tensor_parallel: int) -> dict[str, str | None]:
     numbers = [str(number) for number in range(size * tensor_parallel)]
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = numbers if seen is None else [name for name in seen.split(",") if name]
-    placed: dict[str, str | None] = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(groups[own])}
+    placed: dict[str, str | None] = {bind: "|".join(groups[own])}
     return dict.fromkeys(OF_RANKS) | placed | {"CUDA_VISIBLE_DEVICES": ",".join(gpus[own])}
 
 
