@@ -103,7 +103,8 @@ def test_processes_share_the_gpus_and_cpus_of_a_machine(monkeypatch: pytest.Monk
     placed = variables_of_rank(2)
     assert (placed["CUDA_VISIBLE_DEVICES"], placed["VLLM_CPU_OMP_THREADS_BIND"], placed["RANK"]) == ("6,7", "2|3", None)
     monkeypatch.delenv("RANK")
-    assert variables_of_rank(2) == {}
+    assert variables_of_rank(1) == {}
+    assert variables_of_rank(2) == {"VLLM_CPU_OMP_THREADS_BIND": "0,1|2,3"}
 
 
 def test_what_does_not_fit_in_memory_is_written_to_the_temporary_folder(
