@@ -150,8 +150,11 @@ def test_choice_shows_the_right_candidate(name: str, opt: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["steps=1"], "task.demonstrations=2 is for an evaluation of the model, not with steps=1; give steps=0"),
-        (["init=linear_probe"], "task.demonstrations=2 is for an evaluation of the model, not with init=linear_probe"),
+        (["steps=1"], "task.demonstrations=2: it is for an evaluation of the model, not with steps=1; give steps=0"),
+        (
+            ["init=linear_probe"],
+            "task.demonstrations=2: it is for an evaluation of the model, not with init=linear_probe",
+        ),
         (["objective=mlm"], "task.demonstrations=2: objective=mlm reads none, only lm"),
         (["task.demonstrations=6"], "task.demonstrations=6 needs more than 6 rows of train to draw from, and there"),
     ],

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from mezo_cli.commands.resume import with_new_end
 from mezo_cli.config.stored import read_config
 from mezo_cli.optim.mezo import Mezo
-from mezo_cli.runs import Run, config_change, trajectory
+from mezo_cli.runs import Run, recovery, trajectory
 from mezo_cli.training import training_run
 from tests import tiny
 from tests.command_line import error_line, mezo, small
@@ -111,7 +111,7 @@ def test_a_change_of_the_config_can_be_interrupted_anywhere(stop: int, train: Tr
         return called
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((config_change.os, "replace"), (config_change, "_rewrite_header")):
+        for owner, name in ((recovery.os, "replace"), (recovery, "_rewrite_header")):
             patch.setattr(owner, name, cut(getattr(owner, name)))
         assert mezo("resume", run, "steps=6").code == 130
     assert Run.open(run).status() == "interrupted"

@@ -56,13 +56,13 @@ def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: 
     ("task", "objective", "parts"),
     [
         ("squad", "choice", ["task 'squad' has no prompt with candidates", "or use objective=generate, for which"]),
-        ("squad", "lm", ["task 'squad': task.labels is empty", "or use objective=generate, for which"]),
+        ("squad", "lm", ["task.labels=[]: task 'squad' has none", "or use objective=generate, for which"]),
         ("cb", "mlm", ["task.template is not set", "or use objective=lm or objective=choice, for which"]),
         ("copa", "generate", ["task 'copa' has no prompt to continue", "or use objective=choice, for which"]),
         ("copa", "lm", ["task 'copa' has no template for decoders", "or use objective=choice, for which"]),
         ("record", "choice objective.loss=f1", ["objective.loss=f1", "cross_entropy, lm, accuracy"]),
         ("squad", "generate objective.loss=cross_entropy", ["objective.loss=cross_entropy", "reward, lm"]),
-        ("drop", "generate task.bos_token_id=0 task.generate.chat=true", ["task.bos_token_id=0 is not read"]),
+        ("drop", "generate task.bos_token_id=0 task.generate.chat=true", ["task.bos_token_id=0: it is not read"]),
     ],
 )
 def test_an_objective_or_loss_that_does_not_fit_the_task_is_one_line(
