@@ -17,8 +17,8 @@ def sweep(model: Any, data: Path, folder: Path, *more: str) -> list[str]:
 
 
 def statuses(folder: Path) -> dict[str, str]:
-    """The status of each job by the name of its directory."""
-    return {run.path.name: run.status() for run in runs.find_runs(folder)}
+    """The status of each job by the name of its directory, in the order of names: two at once start in any order."""
+    return dict(sorted((run.path.name, run.status()) for run in runs.find_runs(folder)))
 
 
 def wait_until_it_trains(folder: Path, running: "subprocess.Popen[str]") -> Run:
