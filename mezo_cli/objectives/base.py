@@ -12,7 +12,7 @@ from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel, ModelKind
-from mezo_cli.objectives.collate import Arrays, collate
+from mezo_cli.objectives.collate import Arrays, batches_by_length, collate
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.prediction import Predicted, PredictedRecord
 from mezo_cli.objectives.scoring import Evaluation
@@ -165,8 +165,7 @@ class Objective:
         same values up to rounding. Ranks share the batches, so they change no bit.
         """
         measure, size, part = measure or self.measure, self.config.eval_batch_size, self.config.micro_batch_size
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
-        batches = [order[start : start + size] for start in range(0, len(rows), size)]
+        batches = batches_by_length(rows, size)
         shares = [[i for batch in batches[rank :: ranks.size] for i in batch] for rank in range(ranks.size)]
         values: list[Tensor] = []
         records: list[dict[str, Any]] = []

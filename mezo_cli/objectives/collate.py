@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,21 +39,12 @@ class Batch:
     labels: Tensor
     is_padded: bool
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens without the padding."""
-        return sum(len(row.input_ids) for row in self.rows)
-
     def inputs(self) -> dict[str, Tensor]:
         """Return the keyword arguments of the model's forward: the rows, padded on the right to the longest of them.
 
         Returns:
             input_ids, attention_mask and, where the model takes them, token_type_ids: int64 [rows, length].
         """
-        return self._padded
-
-    @cached_property
-    def _padded(self) -> dict[str, Tensor]:
         if self.is_padded:
             return self.layout
         return to_device(pad(self.rows, self.pad_id, self.has_token_type_ids), self.device)
@@ -87,16 +77,21 @@ def collate(
 
 def pad(rows: Rows, pad_id: int, token_type_ids: bool) -> Arrays:
     """Pad rows on the right to the longest of them: the arrays of `Batch.inputs`."""
-    length = max(len(row.input_ids) for row in rows)
+    lengths = np.array([len(row.input_ids) for row in rows])
+    is_token = np.arange(lengths.max()) < lengths[:, None]
+    ids, types = np.full(is_token.shape, pad_id), np.zeros(is_token.shape, dtype=np.int64)
+    ids[is_token] = np.concatenate([row.input_ids for row in rows])
+    arrays = {"input_ids": ids, "attention_mask": is_token.astype(np.int64)}
+    if token_type_ids:
+        types[is_token] = np.concatenate([row.token_type_ids for row in rows])
+        arrays["token_type_ids"] = types
+    return arrays
 
-    def padded(values: list[Sequence[int]], fill: int) -> np.ndarray:
-        return np.array([[*v, *[fill] * (length - len(v))] for v in values], dtype=np.int64)
 
-    arrays = {
-        "input_ids": padded([row.input_ids for row in rows], pad_id),
-        "attention_mask": padded([[1] * len(row.input_ids) for row in rows], 0),
-    }
-    return arrays | ({"token_type_ids": padded([row.token_type_ids for row in rows], 0)} if token_type_ids else {})
+def batches_by_length(rows: Rows, size: int) -> list[list[int]]:
+    """Return the numbers of the rows of each batch of `size` rows, formed by length, to pad little."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
+    return [order[start : start + size] for start in range(0, len(rows), size)]
 
 
 def to_device(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.families import packs_decoder
 from mezo_cli.objectives.frozen_layers import FrozenLayers
-from mezo_cli.objectives.packing import PackedLayout, pack_rows, packed_logits, use_packed_attention
+from mezo_cli.objectives.packing import PackedLayout, pack_rows, use_packed_attention
 from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.perturb.forward import PerturbedForward
 
@@ -73,9 +73,9 @@ class CandidateScorer:
         self._normalizes_first, self._whole_vocabulary = normalizes_first, False
         self._batch: Batch | None = None
         self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
-        self.is_packed = packs_decoder(model)
-        self.frozen = FrozenLayers(model, forward, self._tokens_of, reads=False) if self.is_packed else None
+        self.is_packed, self.frozen = packs_decoder(model), None
         if self.is_packed:
+            self.frozen = FrozenLayers(model, forward, self._inputs_of, self._tokens_of, reads=False)
             use_packed_attention(model)
         forward.unpatch(head)
         head.register_forward_pre_hook(self._select_positions)
@@ -127,7 +127,7 @@ class CandidateScorer:
         Under both signs of a perturbation in one paired forward, if the batch is packed.
         """
         if self.frozen is not None:
-            return packed_logits(self._model, self._forward, self.frozen, batch, self._inputs_of)
+            return self.frozen.logits(batch)
         scores: Tensor = self._model(**self._inputs_of(batch)).logits
         return scores
 
@@ -147,7 +147,8 @@ class CandidateScorer:
         if batch is not self._batch:  # a step may ask twice for the same batch
             self._batch, layout = batch, batch.layout
             if self.is_packed:
-                self._inputs = packed_inputs(layout, layout["input_ids"].numel() > batch.tokens)
+                prompts = sum(len(row.input_ids) for row in batch.rows)
+                self._inputs = packed_inputs(layout, layout["input_ids"].numel() > prompts)
             else:
                 self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
         return {**self._inputs, "use_cache": False}

@@ -1,8 +1,15 @@
-"""The objectives of encoders: `mlm` fills in the mask of a prompt with a label word, `cls` has a head on the text."""
+"""The objectives of encoders: `mlm` fills in the mask of a prompt with a label word, `cls` has a head on the text.
 
-from collections.abc import Sequence
+Batches are packed for the families whose position ids and last layer are known (families.py). The head reads one
+position per row, the mask or the first token. So in the last layer all tokens get keys and values, and only these
+positions get queries and what follows.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,26 +19,118 @@ from mezo_cli.models import MASKED_LM, SEQUENCE_CLASSIFIER, LoadedModel
 from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.packed_encoder import pack_encoder
+from mezo_cli.objectives.families import find_encoder_family
+from mezo_cli.objectives.frozen_layers import FrozenLayers
+from mezo_cli.objectives.packing import PackedLayout, attend, pack_rows, use_packed_attention
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClsEncoder, MlmEncoder
 
 
-class _Encoded(Classification):
-    """Computes packed batches where the encoder's family is supported."""
+class _Encoder(Classification):
+    """An encoder with a head. Where its family is supported, its attention is replaced for good."""
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        self._packed = pack_encoder(loaded.model, forward)
-        self.supports_paired_forward = self._packed is not None
-        self.frozen = None if self._packed is None else self._packed.frozen
+        model, family = loaded.model, find_encoder_family(loaded.model)
+        self._read: Tensor | None = None  # the positions that the head reads, while a forward of ours is running
+        self.supports_paired_forward = family is not None
+        if family is not None:
+            self.frozen = FrozenLayers(model, forward, self._inputs_of, lambda row: len(row.input_ids), reads=True)
+            self._first_position = family.first_position(model.config)
+            use_packed_attention(model)
+            last = family.last_attention.format(last=model.config.num_hidden_layers - 1)
+            attention: Any = getattr(model, model.base_model_prefix).get_submodule(last)
+            attention.self.forward = partial(self._attend, attention.self, attention.self.forward)
+            attention.output.register_forward_pre_hook(self._select_residual)
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
-        """Pack rows, where the model's family is supported."""
-        return None if self._packed is None else self._packed.lay_out(rows)
+        """Pack rows, where the family is supported. The head reads the position of each that is scored, or its first.
+
+        Returns:
+            The arrays that `logits` finds in `batch.layout`: input_ids, position_ids, token_type_ids, rows and
+            positions, [tokens]; is_token, bool [rows, length]; and scored_positions, [rows], in the packed row.
+        """
+        if self.frozen is None:
+            return None
+        packed = pack_rows([row.input_ids for row in rows])
+        return {
+            "input_ids": np.concatenate([row.input_ids for row in rows]),
+            "position_ids": packed["positions"] + self._first_position,
+            "token_type_ids": np.concatenate([row.token_type_ids for row in rows]),
+            "rows": packed["rows"],
+            "positions": packed["positions"],
+            "is_token": np.arange(packed["lengths"].max()) < packed["lengths"][:, None],
+            "scored_positions": packed["starts"] + [max(row.position, 0) for row in rows],
+        }
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the head's scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
+        try:
+            if self.frozen is not None:
+                logits = self.frozen.logits(batch)
+            else:
+                self._read = batch.positions
+                logits = self.model(**batch.inputs()).logits
+        finally:
+            self._read = None
+        signs = self.forward.num_signs if self.frozen is not None else 1
+        return logits.view(signs, len(batch.rows), -1).squeeze(0).float()
+
+    def _inputs_of(self, batch: Batch) -> dict[str, Any]:
+        """Return the model's keyword arguments for a packed batch, whose read positions the forward then selects."""
+        layout = batch.layout
+        mask = layout["is_token"][:, None, None, :]
+        shape = (len(batch.rows), mask.shape[-1])
+        even = layout["rows"].numel() == mask.numel()  # all rows have the same length
+        inputs: dict[str, Any] = {
+            "input_ids": layout["input_ids"].unsqueeze(0),
+            "position_ids": layout["position_ids"].unsqueeze(0),
+            "attention_mask": mask,  # four-dimensional, so transformers makes no mask from it
+            "packed_layout": PackedLayout(layout["rows"], layout["positions"], None if even else mask, shape),
+        }
+        if batch.has_token_type_ids:
+            inputs["token_type_ids"] = layout["token_type_ids"].unsqueeze(0)
+        self._read = layout["scored_positions"]
+        return inputs
+
+    def _attend(
+        self,
+        module: Any,
+        original_forward: Callable[..., Any],
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **inputs: Any,
+    ) -> Any:
+        """Replace the last layer's attention: attend from the read positions alone, [signs, rows, width].
+
+        Not under autograd: dropout would draw another mask than in earlier versions.
+        """
+        if self._read is None or torch.is_grad_enabled():
+            return original_forward(hidden_states, attention_mask, past_key_values, **inputs)
+        read = hidden_states[:, self._read]
+        query, key, value = (
+            project(states).unflatten(-1, (-1, module.attention_head_size)).transpose(1, 2)
+            for project, states in ((module.query, read), (module.key, hidden_states), (module.value, hidden_states))
+        )
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, module.layer_idx)
+        of_rows = query.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [signs * rows, heads, 1, width]
+        output = attend(of_rows, key, value, inputs["packed_layout"], scaling=module.scaling)
+        return output.view(*read.shape[:2], -1), None
+
+    def _select_residual(self, module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Keep the positions that the head reads: [signs, tokens, width] -> [signs * rows, 1, width]."""
+        if self._read is None:
+            return None
+        attended, residual = args
+        if torch.is_grad_enabled():
+            attended = attended[:, self._read]
+        residual = residual[:, self._read]
+        return attended.flatten(0, 1).unsqueeze(1), residual.flatten(0, 1).unsqueeze(1)
 
 
-class Mlm(_Encoded):
+class Mlm(_Encoder):
     """The logits of the label words at the mask (paper, section 3; LM-BFF).
 
     Only the mask position goes through the head, and only the label words' rows of the decoder are computed, whether
@@ -49,10 +148,9 @@ class Mlm(_Encoded):
         self._decoder = decoder
         self._label_rows = torch.tensor(list(encoder.label_ids)).to(decoder.weight.device)
         self._rows: Tensor | None = self._label_rows  # of the decoder that are computed; None: all
-        self._positions: Tensor | None = None  # of the masks, while a padded forward is running
         forward.unpatch(decoder)
         decoder.forward = self._score_label_rows  # type: ignore[method-assign,assignment]
-        if self._packed is None:
+        if self.frozen is None:
             body = getattr(model, model.base_model_prefix)
             for child in model.children():
                 if child is not body:
@@ -64,13 +162,6 @@ class Mlm(_Encoded):
         scores = model(**batch.inputs()).logits
         at_mask = scores[torch.arange(len(batch.positions), device=scores.device), batch.positions]
         return at_mask.index_select(1, torch.tensor(list(label_ids)).to(scores.device))
-
-    def logits(self, batch: Batch) -> Tensor:
-        """Return the label words' logits, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
-        if self._packed is not None:
-            return self._packed.logits(batch)
-        self._positions = batch.positions
-        return self.model(**batch.inputs()).logits.view(len(batch.positions), -1)
 
     def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
         """Return the decoder, and its rows of the label words, in label order."""
@@ -86,9 +177,9 @@ class Mlm(_Encoded):
 
     def _select_positions(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Keep the mask position of each row of a padded batch: [rows, length, width] -> [rows, 1, width]."""
-        if self._positions is None:
+        if self._read is None:
             return None
-        positions, self._positions = self._positions, None
+        positions, self._read = self._read, None
         rows = torch.arange(len(positions), device=positions.device)
         return (args[0][rows, positions].unsqueeze(1), *args[1:])
 
@@ -97,7 +188,7 @@ class Mlm(_Encoded):
         return linear_in_float32(self.forward, self._decoder, self._rows, hidden)
 
 
-class Cls(_Encoded):
+class Cls(_Encoder):
     """The logits of transformers' sequence-classification head.
 
     In the model families that are packed the head reads the first token of a row.
@@ -120,12 +211,6 @@ class Cls(_Encoded):
     def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
         """Return the logits of the padded batch."""
         return model(**batch.inputs()).logits
-
-    def logits(self, batch: Batch) -> Tensor:
-        """Return the head's logits, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
-        if self._packed is not None:
-            return self._packed.logits(batch).float()
-        return self.model(**batch.inputs()).logits.float()
 
     def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
         """Return the last linear layer over the labels, of which all rows score labels."""

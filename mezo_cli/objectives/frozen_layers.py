@@ -1,4 +1,4 @@
-"""Compute the lowest layers, which hold no trained tensor, once per batch: their output is the same for both signs.
+"""Run a packed model whose lowest layers, if they hold no trained tensor, are computed once for both signs.
 
 With `peft=head`, or with a LoRA or biases of the top layers, most layers are below the first trained tensor. Their
 output depends neither on z nor on the step. So it is computed once per batch, for both signs and all directions, and
@@ -16,26 +16,23 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.collate import Batch, batches_by_length
 from mezo_cli.perturb.forward import PerturbedForward
 
-Forward = Callable[[Batch], Any]
 Rows = Sequence[Any]
 
 
 class _Computed(Exception):  # noqa: N818 (it ends a forward whose remaining layers are not needed)
     """Carries the output of the last frozen layer."""
 
-    def __init__(self, states: Tensor) -> None:
-        self.states = states
-
 
 class FrozenLayers:
-    """The layers at the beginning of a model that no trained tensor reaches, and what they have computed.
+    """A packed model, and the layers at its beginning that no trained tensor reaches with what they have computed.
 
     Args:
-        model: of a family that is packed; its layers are in one `ModuleList`.
+        model: of a family that is packed; its layers are in one `ModuleList`, and each returns its hidden states.
         forward: runs it with perturbed weights.
+        inputs_of: makes the keyword arguments of the model for a batch.
         tokens_of: returns the number of tokens that a batch has for a row.
         reads: whether the last layer leaves one position of each row alone, which the head reads: an encoder's does.
 
@@ -47,151 +44,124 @@ class FrozenLayers:
         self,
         model: Any,
         forward: PerturbedForward,
-        tokens_of: Callable[[Any], int] = lambda row: len(row.input_ids),
-        reads: bool = True,
+        inputs_of: Callable[[Batch], dict[str, Any]],
+        tokens_of: Callable[[Any], int],
+        reads: bool,
     ) -> None:
-        self.count = 0
-        self._forward, self._config, self._tokens_of, self._has_reads = forward, model.config, tokens_of, reads
-        self._parent, self._name, self._layers = _layers_of(model)
-        self._rest = nn.ModuleList()  # the last frozen layer, which returns its known output, and those above
+        self.count, self._model, self._forward = 0, model, forward
+        self._inputs_of, self._tokens_of, self._reads = inputs_of, tokens_of, reads
+        lists = [
+            (module, name, child)
+            for module in model.modules()
+            for name, child in module.named_children()
+            if isinstance(child, nn.ModuleList) and len(child) == model.config.num_hidden_layers
+        ]
+        self._parent, self._name, self._layers = lists[0]
+        self._reads_alone = False  # whether they are all layers, of whose output one position per row is left
+        self._rest = self._layers  # the last frozen layer, which returns its known output, and those above
         # Of a batch for as long as it is used: the micro-batches of a step are gone through once per sign.
-        self._of_batch: WeakKeyDictionary[Batch, tuple[torch.dtype, Tensor]] = WeakKeyDictionary()
+        self._of_batch: WeakKeyDictionary[Batch, Tensor] = WeakKeyDictionary()
         self._groups: dict[int, Rows] = {}  # id of a row that is kept -> the rows that are computed with it
         self._states: dict[int, Tensor] = {}  # id of a row -> [tokens, width]
-        self._dtype = torch.float32  # the compute dtype of the states that are kept
-        self._collate: Callable[[Rows], Batch] | None = None
+        self._dtype: torch.dtype | None = None  # the compute dtype of the states that are kept
+        self._collate: Callable[[Rows], Batch] = NotImplemented
 
     @contextmanager
     def find(self) -> Iterator[None]:
         """Find the frozen layers from the forward inside, which builds an autograd graph."""
         trained: list[bool] = []
-        hooks = [
-            layer.register_forward_hook(lambda module, args, output: trained.append(_tensor(output).requires_grad))
-            for layer in self._layers
-        ]
+
+        def look(module: nn.Module, args: Any, states: Tensor) -> None:
+            trained.append(states.requires_grad)
+
+        hooks = [layer.register_forward_hook(look) for layer in self._layers]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-        self.count = next((number for number, value in enumerate(trained) if value), len(trained))
-        self._rest = nn.ModuleList(self._layers[max(self.count - 1, 0) :])
+        self.count = [*trained, True].index(True)
+        self._rest = self._layers[max(self.count - 1, 0) :]
+        self._reads_alone = self._reads and self.count == len(self._layers)
 
     def keep(self, rows: Rows, group_size: int, collate: Callable[[Rows], Batch]) -> None:
-        """Keep the states of rows from when they are first computed.
+        """Keep the states of rows, which are recognized by identity, from when they are first computed.
 
         Args:
-            rows: the rows; they are recognized by identity.
+            rows: the rows.
             group_size: rows that are computed together.
             collate: makes a batch of rows.
         """
         self._collate, self._dtype = collate, self._forward.compute_dtype
-        ordered = sorted(rows, key=lambda row: len(row.input_ids))
-        for start in range(0, len(ordered), group_size):
-            group = ordered[start : start + group_size]
+        for numbers in batches_by_length(rows, group_size):
+            group = [rows[i] for i in numbers]
             self._groups.update((id(row), group) for row in group)
 
     def bytes_of(self, rows: Rows) -> int:
         """Return the memory that the states of rows take, in bytes."""
-        left_out = (lambda row: len(row.input_ids) - 1) if self._reads else (lambda row: 0)
-        tokens = sum(self._tokens_of(row) - left_out(row) for row in rows)
-        return tokens * self._config.hidden_size * self._forward.compute_dtype.itemsize
+        return sum(self._sizes(rows)) * self._model.config.hidden_size * self._forward.compute_dtype.itemsize
 
-    @property
-    def _reads(self) -> bool:
-        """Whether all layers are frozen, so that of their output only the read positions are there."""
-        return self._has_reads and self.count == len(self._layers)
+    def _sizes(self, rows: Rows) -> list[int]:
+        """Return how many states each row has: of all of its tokens, or of the one that the head reads."""
+        return [1 if self._reads_alone else self._tokens_of(row) for row in rows]
 
-    @contextmanager
-    def skipped(self, batch: Batch, run: Forward) -> Iterator[None]:
-        """Let a forward of `batch` inside begin after the frozen layers, with their output.
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the model's logits for a packed batch; under both signs of a perturbation, of one paired forward.
 
-        Under autograd nothing is skipped: there layers may have dropout. `run` runs the model on a batch, one sign; it
-        is stopped after the frozen layers.
+        Under autograd all layers are computed: there they may have dropout.
         """
         if not self.count or torch.is_grad_enabled():
-            yield
-            return
-        states = self._states_of(batch, run)
+            return self._run(batch)
+        states = self._states_of(batch)
         if self._forward.num_signs == 2:
             states = torch.cat([states, states])
         last: Any = self._rest[0]
         setattr(self._parent, self._name, self._rest)
-        patched = last.forward
-        last.forward = lambda *args, **kwargs: states
+        patched, last.forward = last.forward, lambda *args, **kwargs: states
         try:
-            yield
+            return self._run(batch)
         finally:
             last.forward = patched
             setattr(self._parent, self._name, self._layers)
 
-    def _states_of(self, batch: Batch, run: Forward) -> Tensor:
-        dtype = self._forward.compute_dtype
-        known, states = self._of_batch.get(batch, (None, None))
-        if states is None or known != dtype:
+    def _run(self, batch: Batch) -> Tensor:
+        inputs = self._inputs_of(batch)
+        if self._forward.num_signs == 1:
+            return self._model(**inputs).logits
+        doubled = {key: torch.cat([value] * 2) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+        with self._forward.paired_forward():
+            return self._model(**doubled).logits
+
+    def _states_of(self, batch: Batch) -> Tensor:
+        """Return what the frozen layers compute for a batch."""
+        states, dtype = self._of_batch.get(batch), self._forward.compute_dtype
+        if states is None or states.dtype != dtype:
             kept = dtype == self._dtype and all(id(row) in self._groups for row in batch.rows)
-            states = self._gather(batch, run) if kept else self._compute(batch, run)
-            self._of_batch[batch] = dtype, states
+            states = self._gather(batch.rows) if kept else self._compute(batch)
+            self._of_batch[batch] = states
         return states
 
-    def _compute(self, batch: Batch, run: Forward) -> Tensor:
+    def _gather(self, rows: Rows) -> Tensor:
+        """Put the states of a batch together from those of its rows."""
+        for row in rows:
+            if id(row) not in self._states:
+                group = self._groups[id(row)]
+                parts = self._compute(self._collate(group)).flatten(0, 1).split(self._sizes(group))
+                self._states.update(zip(map(id, group), parts, strict=True))
+        states = torch.cat([self._states[id(row)] for row in rows])
+        return states.unsqueeze(1 if self._reads_alone else 0)
+
+    def _compute(self, batch: Batch) -> Tensor:
         """Run the frozen layers: [1, tokens, width], or [rows, 1, width] where only read positions are left."""
 
-        def stop(module: nn.Module, args: Any, output: Any) -> None:
-            raise _Computed(_tensor(output))
+        def stop(module: nn.Module, args: Any, states: Tensor) -> None:
+            raise _Computed(states)
 
         hook = self._layers[self.count - 1].register_forward_hook(stop)
         try:
-            run(batch)
+            self._model(**self._inputs_of(batch))
         except _Computed as reached:
-            return reached.states
+            return reached.args[0]
         finally:
             hook.remove()
         raise RuntimeError("the forward did not reach its last frozen layer")
-
-    def _gather(self, batch: Batch, run: Forward) -> Tensor:
-        """Return the states of a batch, put together from those of its rows."""
-        assert self._collate is not None
-        for row in batch.rows:
-            if id(row) not in self._states:
-                group = self._collate(self._groups[id(row)])
-                parts = self._split(self._compute(group, run), group)
-                self._states.update((id(one), part) for one, part in zip(group.rows, parts, strict=True))
-        return _join([self._states[id(row)] for row in batch.rows], batch, self._reads)
-
-    def _split(self, states: Tensor, batch: Batch) -> list[Tensor]:
-        """Return the states of each row: [tokens, width], its tokens in order; of `reads` those that the head reads."""
-        if self._reads:
-            return list(states)
-        return list(states[0][_by_row(batch)].split([self._tokens_of(row) for row in batch.rows]))
-
-
-def _layers_of(model: Any) -> tuple[nn.Module, str, nn.ModuleList]:
-    """Return the module that has the model's layers, the name of its attribute, and the layers."""
-    count = model.config.num_hidden_layers
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.ModuleList) and len(child) == count:
-                return module, name, child
-    raise ValueError(f"{type(model).__name__} has no list of {count} layers")
-
-
-def _tensor(output: Any) -> Tensor:
-    """Return the hidden states of a layer's output."""
-    states: Tensor = output[0] if isinstance(output, tuple) else output
-    return states
-
-
-def _join(parts: Sequence[Tensor], batch: Batch, reads: bool) -> Tensor:
-    """Do the opposite of `_split`."""
-    if reads:
-        return torch.stack(list(parts))
-    together = torch.cat(list(parts))
-    states = torch.empty_like(together)
-    states[_by_row(batch)] = together
-    return states.unsqueeze(0)
-
-
-def _by_row(batch: Batch) -> Tensor:
-    """Return the numbers of the packed tokens, row after row."""
-    return batch.layout["rows"].argsort(stable=True)

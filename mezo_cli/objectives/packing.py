@@ -9,7 +9,7 @@ The models' attention goes through transformers' registry of attention functions
 compare them with the padded forward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.frozen_layers import FrozenLayers
-from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.objectives.collate import Arrays
 
 ATTENTION = "mezo_packed"  # the name in transformers' registry
 
@@ -38,12 +36,8 @@ def pack_rows(rows: Sequence[Sequence[int]]) -> Arrays:
     lengths = np.array([len(row) for row in rows])
     starts = lengths.cumsum() - lengths
     of_row = np.repeat(np.arange(len(rows)), lengths)
-    return {
-        "rows": of_row,
-        "positions": np.arange(len(of_row)) - starts[of_row],
-        "starts": starts,
-        "lengths": lengths,
-    }
+    positions = np.arange(len(of_row)) - starts[of_row]
+    return {"rows": of_row, "positions": positions, "starts": starts, "lengths": lengths}
 
 
 @dataclass(frozen=True)
@@ -112,40 +106,12 @@ def packed_attention(
     """
     if packed_layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
-    q = packed_layout.pad_input(query)
-    output = _attend(q, key, value, packed_layout, packed_layout.mask, dropout, scaling)
+    output = attend(packed_layout.pad_input(query), key, value, packed_layout, dropout, scaling)
     return packed_layout.unpad_input(output, len(query)), None
 
 
-def attend_from(
-    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, mask: Tensor | None, scaling: float
-) -> Tensor:
-    """Attend from some positions of each row, as many in every row.
-
-    Args:
-        query: [signs, heads, positions * rows, width], the first position of every row, then the next.
-        key, value: of all tokens, as `packed_attention` takes them.
-        layout: of the batch.
-        mask: which keys the positions attend to, bool [rows, 1, positions or 1, length], or None.
-        scaling: of the scores.
-
-    Returns:
-        [signs, positions * rows, heads, width].
-    """
-    signs, rows = len(query), layout.shape[0]
-    q = query.unflatten(2, (-1, rows)).permute(0, 3, 1, 2, 4).flatten(0, 1)  # [signs * rows, heads, positions, width]
-    output = _attend(q, key, value, layout, mask, 0.0, scaling)
-    return output.unflatten(0, (signs, rows)).permute(0, 3, 1, 2, 4).flatten(1, 2)
-
-
-def _attend(
-    q: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PackedLayout,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
+def attend(
+    q: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, dropout: float = 0.0, scaling: float | None = None
 ) -> Tensor:
     """Attend from padded queries, [signs * rows, heads, positions, width], to packed keys and values."""
     groups = q.shape[1] // key.shape[1]
@@ -153,36 +119,9 @@ def _attend(
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     signs, rows, prefix_length = len(key), layout.shape[0], key.shape[2] - len(layout.rows)
     k, v = (layout.pad_input(x[:, :, prefix_length:]) for x in (key, value))
-    mask = None if mask is None else mask.repeat(signs, 1, 1, 1)
+    mask = None if layout.mask is None else layout.mask.repeat(signs, 1, 1, 1)
     if prefix_length:
         k = torch.cat((key[:, :, :prefix_length].repeat_interleave(rows, 0), k), dim=2)
         v = torch.cat((value[:, :, :prefix_length].repeat_interleave(rows, 0), v), dim=2)
         mask = None if mask is None else F.pad(mask, (prefix_length, 0), value=True)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling)
-
-
-def packed_logits(
-    model: Any,
-    forward: PerturbedForward,
-    frozen: FrozenLayers,
-    batch: Batch,
-    inputs_of: Callable[[Batch], dict[str, Any]],
-) -> Tensor:
-    """Return a model's logits for a packed batch; under both signs of a perturbation, those of one paired forward.
-
-    Args:
-        model: its attention is `packed_attention`.
-        forward: runs it with perturbed weights.
-        frozen: its lowest layers, if they are not trained; their output is computed once per batch.
-        batch: the batch.
-        inputs_of: makes the keyword arguments of the model for a batch.
-    """
-    with frozen.skipped(batch, lambda other: model(**inputs_of(other))):
-        inputs = inputs_of(batch)
-        if forward.num_signs == 1:
-            return model(**inputs).logits
-        with forward.paired_forward():
-            doubled = {
-                key: torch.cat([value] * 2) if isinstance(value, Tensor) else value for key, value in inputs.items()
-            }
-            return model(**doubled).logits

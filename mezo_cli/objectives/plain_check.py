@@ -43,8 +43,11 @@ class PlainCheck:
         with computing_in_float32(loaded.model):
             self._plain = objective.plain_outputs(loaded, self.rows, encoder)
             if perturbed:
-                with flip_weights(params):
+                flip_weights(params)
+                try:
                     self._flipped = objective.plain_outputs(loaded, self.rows, encoder)
+                finally:
+                    flip_weights(params)
 
     def compare(self, objective: Objective) -> None:
         """Refuse a model family that an objective does not support: its outputs, in float32, differ from the model's.
@@ -52,35 +55,34 @@ class PlainCheck:
         Without a perturbation they are right where a weight is also read by another module than its own (an embedding
         in a linear layer elsewhere), which sees it unperturbed. So they are compared with perturbed weights too.
         """
-        batch, plain = objective.collate(self.rows), self._plain
-        outputs = objective.outputs(batch)
+        batch, plain, forward = objective.collate(self.rows), self._plain, objective.forward
+        compute = partial(objective.outputs, batch)
         if not bool(plain.isfinite().all()):
             raise UserError(f"{self._name}: its scores are not finite: the weights are damaged")
+        refusal, outputs = f"{self._name} is a model family that is not supported", compute()
         if not _agree(outputs, plain):
             error = float((outputs - plain).abs().max()) if outputs.shape == plain.shape else float("inf")
-            why = f"its scores are wrong (by {error:.2g})"
-            raise UserError(f"{self._name} is a model family that is not supported: {why}")
+            raise UserError(f"{refusal}: its scores are wrong (by {error:.2g})")
         if self._flipped is None:
             return
-        if not _agree(_flipped_outputs(objective, batch), torch.stack([self._flipped, plain])):
+        tensors, noise = forward.params.tensors, forward.params.noise
+        try:
+            forward.select_reachable(compute)
+            forward.params.noise = _FlippedBits()  # type: ignore[assignment]  # forwards call only these two methods
+            with forward.perturbed(Direction(0, 0), 1.0):
+                outputs = compute() if objective.fits_paired_forward(batch) else forward.forward_per_sign(compute)
+        finally:
+            forward.params.tensors, forward.params.noise = tensors, noise
+        if not _agree(outputs, torch.stack([self._flipped, plain])):
             raise UserError(
-                f"{self._name} is a model family that is not supported: with perturbed weights its scores are wrong, "
-                "because some weight is used outside its own module"
+                f"{refusal}: with perturbed weights its scores are wrong, because some weight is used outside its own "
+                "module"
             )
 
 
-def _flipped_outputs(objective: Objective, batch: Any) -> Tensor:
-    """Return the outputs by the patched forwards, [2, rows, ...]: with the weights of `flip_weights`, and plain."""
-    forward = objective.forward
-    tensors, noise = forward.params.tensors, forward.params.noise
-    try:
-        forward.select_reachable(lambda: objective.outputs(batch))
-        forward.params.noise = _FlippedBits()  # type: ignore[assignment]  # forwards call only these two methods
-        with forward.perturbed(Direction(0, 0), 1.0):
-            paired = objective.fits_paired_forward(batch)
-            return objective.outputs(batch) if paired else forward.forward_per_sign(lambda: objective.outputs(batch))
-    finally:
-        forward.params.tensors, forward.params.noise = tensors, noise
+def _agree(outputs: Tensor, plain: Tensor) -> bool:
+    allowed = TOLERANCE.get(plain.device.type, DEFAULT_TOLERANCE) * float(plain.abs().max())
+    return outputs.shape == plain.shape and float((outputs - plain).abs().max()) <= allowed
 
 
 @contextmanager
@@ -105,46 +107,18 @@ def computing_in_float32(model: nn.Module) -> Iterator[None]:
 def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if is_plain_embedding(module):
         return forward(*args, **kwargs).float()
-    if type(module) is nn.Linear and module.weight.numel() > COPIED:
-        return _linear_in_parts(module, *args, **kwargs)
+    if type(module) is nn.Linear and module.weight.numel() > COPIED:  # the decoder is a third of a small model
+        parts = module.weight.split(max(1, COPIED // module.in_features))
+        out = torch.cat([F.linear(args[0], part.float()) for part in parts], dim=-1)
+        return out if module.bias is None else out.add_(module.bias.float())
     copies = {name: p.float() for name, p in module.named_parameters(recurse=False)}
     return swap_params(module, copies, forward, args, kwargs)
 
 
-def _linear_in_parts(module: nn.Linear, input: Tensor) -> Tensor:
-    """Run a linear layer in float32 by rows of its weight: a decoder is a third of a small model."""
-    rows = module.weight.split(max(1, COPIED // module.in_features))
-    out = torch.cat([F.linear(input, part.float()) for part in rows], dim=-1)
-    return out if module.bias is None else out.add_(module.bias.float())
-
-
-@contextmanager
-def flip_weights(params: Params) -> Iterator[None]:
-    """Perturb the trainable parameters in place by one flipped bit each, and restore them exactly after the block."""
-    stored = [span.theta for span in params.spans(params.tensors)]
-    try:
-        for theta in stored:
-            _flip_(theta)
-        yield
-    finally:
-        for theta in stored:
-            _flip_(theta)
-
-
-class _FlippedBits:
-    """The perturbation of `flip_weights`, in place of a noise: it does not depend on direction and element."""
-
-    def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
-        """Write the flipped weights for a positive sign, theta for the other."""
-        for out, sign in zip(outs, (c, -c), strict=False):
-            out.copy_(_flip_(span.theta.clone()) if sign > 0 else span.theta)
-
-    def perturb_rows(
-        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
-    ) -> None:
-        """Do the same for some rows."""
-        for out, sign in zip(outs, (c, -c), strict=False):
-            out.copy_(_flip_(theta[rows]) if sign > 0 else theta[rows])
+def flip_weights(params: Params) -> None:
+    """Perturb the trainable parameters in place by one flipped bit each; called again, restore them exactly."""
+    for span in params.spans(params.tensors):
+        _flip_(span.theta)
 
 
 def _flip_(theta: Tensor) -> Tensor:
@@ -153,6 +127,20 @@ def _flip_(theta: Tensor) -> Tensor:
     return theta
 
 
-def _agree(outputs: Tensor, plain: Tensor) -> bool:
-    allowed = TOLERANCE.get(plain.device.type, DEFAULT_TOLERANCE) * float(plain.abs().max())
-    return outputs.shape == plain.shape and float((outputs - plain).abs().max()) <= allowed
+class _FlippedBits:
+    """The perturbation of `flip_weights`, in place of a noise: it does not depend on direction and element.
+
+    The flipped weights are those of the positive sign, theta those of the other.
+    """
+
+    def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
+        """Write the parameters of a span."""
+        for out, sign in zip(outs, (c, -c), strict=False):
+            out.copy_(_flip_(span.theta.clone()) if sign > 0 else span.theta)
+
+    def perturb_rows(
+        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
+    ) -> None:
+        """Write some rows of a parameter."""
+        for out, sign in zip(outs, (c, -c), strict=False):
+            out.copy_(_flip_(theta[rows]) if sign > 0 else theta[rows])

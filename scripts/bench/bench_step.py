@@ -151,7 +151,7 @@ def measure(shape: str, spec: str, args: argparse.Namespace, until: float) -> di
     return {
         "shape": shape,
         "batch": spec,
-        "tokens": batch.tokens,
+        "tokens": sum(len(row.input_ids) for row in batch.rows),
         "threads": torch.get_num_threads(),
         "device": str(device),
         "limits": limits(),
