@@ -109,11 +109,12 @@ def to_device(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         starts[name] = total
         total += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+
+    def part(whole: Tensor, name: str, like: Tensor) -> Tensor:
+        return whole[starts[name] : starts[name] + like.nbytes].view(like.dtype).view(like.shape)
+
     whole = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
     for name, tensor in tensors.items():
-        whole[starts[name] : starts[name] + tensor.nbytes] = tensor.view(-1).view(torch.uint8)
+        part(whole, name, tensor).copy_(tensor)
     moved = whole.to(device, non_blocking=True)
-    return {
-        name: moved[starts[name] : starts[name] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for name, tensor in tensors.items()
-    }
+    return {name: part(moved, name, tensor) for name, tensor in tensors.items()}
