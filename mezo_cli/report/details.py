@@ -1,7 +1,6 @@
 """Collect everything that a page or a terminal shows about one run. Needs its directory only: no model and no torch."""
 
 import json
-import math
 import re
 import shlex
 from array import array
@@ -28,6 +27,7 @@ from mezo_cli.runs.scores import MARK, NOTE, metrics_of
 EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
 MOSTLY_ZERO = 0.5  # fraction of projected gradients that are exactly 0 from which on a note says so
+ALWAYS = ("step", "loss", "seconds")  # of a training step, in its line of metrics.jsonl
 REWARDS = ("reward", "reward_min", "reward_max")  # over the members of a step, in its line of metrics.jsonl
 OPEN_END = "Test rows appear once the run has finished."
 
@@ -94,18 +94,17 @@ class RunDetails:
         self.info = self.run.info()
         self.damage: list[str] = []
         self.evaluations: list[dict[str, Any]] = []
-        kept = {name: array("d") for name in ("step", "loss", "seconds", *REWARDS)}  # of training lines, which are many
-        for line in self.run.iter_metrics():
+        kept: dict[str, array[float]] = {}  # of training lines, which are many
+        for line in self.run.lines:
             if line["kind"] == "eval":
                 self.evaluations.append(line)
             elif line["kind"] == "train":
+                kept = kept or {name: array("d") for name in (*ALWAYS, *REWARDS) if name in line}
                 for name, values in kept.items():
-                    value = line.get(name)
-                    values.append(value if isinstance(value, (int, float)) else math.nan)
-        arrays = {name: np.array(values) for name, values in kept.items()}
-        self.steps, self.losses, self.seconds = arrays["step"].astype(int), arrays["loss"], arrays["seconds"]
-        has_rewards = len(self.steps) > 0 and not any(np.isnan(arrays[name]).any() for name in REWARDS)
-        self.rewards = {name: arrays[name] for name in REWARDS} if has_rewards else {}
+                    values.append(line[name])
+        self.steps, self.losses, self.seconds = (np.array(kept.get(name, ())) for name in ALWAYS)
+        self.steps = self.steps.astype(int)
+        self.rewards = {name: np.array(kept[name]) for name in REWARDS if name in kept}
 
     @property
     def name(self) -> str:

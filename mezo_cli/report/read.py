@@ -156,7 +156,7 @@ def _read(run: Run) -> Entry:
         trajectory.check_length(run.trajectory, summary.get("steps", config.steps))
     steps = [summary.get("steps", 0)]
     if status != "finished":
-        steps = [trajectory.count_steps(run.trajectory), *(line["step"] for line in run.iter_metrics())]
+        steps = [trajectory.count_steps(run.trajectory), *(line["step"] for line in run.lines)]
     scores = _scores(path / "summary.json", summary, config.chosen_metric)
     start, error, fingerprint = (info.get(name) for name in ("start", "error", "data_fingerprint"))
     return Entry(run, config, status, error, str(start), fingerprint, max(steps), summary, scores)

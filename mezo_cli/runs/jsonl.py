@@ -5,25 +5,22 @@ at another speed. In a log each crc is seeded with the one before it, so that a 
 lines at the end of a log that were not synced yet: `read_valid` and `cut` are for the process that resumes the run.
 """
 
+import collections
 import gzip
 import itertools
 import json
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import name_in_errors, no_link, read_json, sync, write_atomically
 
 METRICS = "metrics.jsonl"
 SMALL = 1 << 20  # bytes of the unpacked log of a run without steps
-MOST = 1e300  # of a number: sums of larger ones are infinite
-LARGE = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}|\d{300}")  # in the text of a larger one
-NUMBER = (int, float)
-DECODE = json.JSONDecoder().decode  # `json.loads` also looks for the encoding of each line
-FIELDS: dict[str, Any] = {"kind": str, "split": str, "loss": NUMBER, "seconds": NUMBER, "predicted": dict}  # of a line
 
 # --- objects ---
 
@@ -83,7 +80,6 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path, self.compressed = path, path.with_name(f"{path.name}.gz")
-        self._is_metrics = path.name == METRICS
         self._last_crc: int | None = None  # of the last line; None until the whole file was read
         self._synced = True  # whether what this object appended is on the disk
 
@@ -107,15 +103,12 @@ class JsonLines:
         """Yield the lines one by one, without an incomplete last one; `DamagedError` at the first that is."""
         crc, rows = 0, self._rows()
         for number, raw in enumerate(rows, 1):
-            line, crc, problem = self._parse(raw, crc)
-            if problem:
-                raise DamagedError(f"{self.path}:{number} is damaged: {problem}", any(map(_looks_valid, rows)))
+            line, crc = _parse(raw, crc)
+            if line is None:
+                text = f"{self.path}:{number} is damaged: it, or a line before it, was changed"
+                raise DamagedError(text, any(map(_looks_valid, rows)))
             yield line
         self._last_crc = crc
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the lines without an incomplete last one."""
-        return list(self)
 
     def read_valid(self) -> tuple[list[dict[str, Any]], str | None]:
         """Return the lines before damage at the end, and what is wrong there: a power cut can leave that.
@@ -135,7 +128,7 @@ class JsonLines:
     def last_checksum(self) -> str:
         """Return the `crc` of the last line."""
         if self._last_crc is None:
-            self.read()
+            collections.deque(self, maxlen=0)
         return f"{self._last_crc or 0:08x}"
 
     def cut(self, count: int) -> None:
@@ -145,19 +138,9 @@ class JsonLines:
         self._last_crc = None
 
     def compress(self, folder: Path) -> None:
-        """Write the compressed log into a folder; equal logs give equal bytes."""
+        """Write the compressed log, whose checksums are right, into a folder; equal logs give equal bytes."""
+        self.last_checksum()
         write_atomically(folder / self.compressed.name, gzip.compress(_join(self._rows()), mtime=0))
-
-    def _parse(self, raw: bytes, before: int) -> tuple[dict[str, Any], int, str]:
-        """Return a line, its checksum, and what is wrong with it: "" if nothing."""
-        try:
-            line = DECODE(raw.decode())
-        except (ValueError, RecursionError) as error:
-            return {}, 0, str(error)
-        crc = _verify_text(raw, before) or verify_checksum(line, before)
-        if crc is None:
-            return {}, 0, "it, or a line before it, was changed"
-        return line, crc, _odd_value(line, raw) if self._is_metrics else ""
 
     def _rows(self) -> Iterator[bytes]:
         """Yield the lines without an incomplete last one, as they are stored."""
@@ -203,26 +186,27 @@ def chained(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(lines)
 
 
-def _verify_text(raw: bytes, before: int) -> int | None:
-    """Return the crc of an object as `json.dumps` wrote it, its `seconds` and `crc` last; None for any other text.
+def _parse(raw: bytes, before: int) -> tuple[dict[str, Any] | None, int]:
+    """Return a line and its crc, or None if it does not match it.
 
-    Several times as fast as `verify_checksum`, which an object needs where this returns None: nothing is written again.
+    Nothing is written again for the crc of an object as `json.dumps` wrote it with `seconds` and `crc` last: that is
+    several times as fast as `verify_checksum`, which any other text needs.
     """
+    try:
+        line = from_json(raw, allow_inf_nan=False, cache_strings="keys")
+    except ValueError:
+        try:
+            line = json.loads(raw)  # half a surrogate pair, which a text of the user's may have
+        except (ValueError, RecursionError):
+            return None, 0
     body, _, end = raw.rpartition(b', "crc": "')
     kept, key, seconds = body.rpartition(b', "seconds": ')
     is_number = key and not seconds.strip(b"0123456789.e+-")
     crc = zlib.crc32(b"}", zlib.crc32(kept if is_number else body, before))
-    return crc if end == b'%08x"}' % crc else None
-
-
-def _odd_value(line: dict[str, Any], raw: bytes) -> str:
-    """Return what a line of metrics.jsonl holds that no run writes, "" if nothing: it is somebody else's then."""
-    if type(line.get("step")) is not int or line["step"] < 0:
-        return f"its step is {line.get('step')!r:.40}"
-    odd = [name for name, types in FIELDS.items() if name in line and not isinstance(line[name], types)]
-    if LARGE.search(raw):
-        odd += [name for name, value in line.items() if isinstance(value, NUMBER) and not -MOST <= value <= MOST]
-    return f"its {odd[0]} is {line[odd[0]]!r:.40}" if odd else ""
+    if end == b'%08x"}' % crc:
+        return line, crc
+    found = verify_checksum(line, before)
+    return (None, 0) if found is None else (line, found)
 
 
 def _looks_valid(raw: bytes) -> bool:

@@ -26,7 +26,7 @@ def find_resume_step(config: Config, run: Run) -> int | None:
 
     None if training never began. If a crash has lost what followed the step, the log says so.
     """
-    lines, bad_line = run.read_valid_metrics()
+    lines, bad_line = run.lines.read_valid()
     run.completions()  # refuses damage
     has_trajectory = config.optimizer.replayable
     begun = bool(lines) or bad_line is not None

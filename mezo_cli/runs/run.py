@@ -36,12 +36,13 @@ class Run:
     """A run directory. The process that trains in it holds a lock on its .lock file.
 
     What is written whole (run.json, checkpoints, ...) is on the disk when the method returns. Lines of metrics.jsonl
-    are after `sync_metrics`.
+    are after `lines.sync`.
 
     Attributes:
         path: the directory.
         checkpoints: the folder of the checkpoints `best` and `last`.
         trajectory: the trajectory file.
+        lines: metrics.jsonl. Those of a long run fill the memory if they are not read one by one.
         initial_state_file: the initial weights that the base model does not have (a new head, an adapter).
         writes: whether this process writes there; not one that follows another (`ReadOnlyRun`).
     """
@@ -53,7 +54,7 @@ class Run:
         self.checkpoints = path / "checkpoints"
         self.trajectory = path / "trajectory.bin"
         self.initial_state_file = path / "start.safetensors"
-        self._lines, self._completions = JsonLines(path / METRICS), JsonLines(path / "completions.jsonl")
+        self.lines, self._completions = JsonLines(path / METRICS), JsonLines(path / "completions.jsonl")
         self._lock: FileLock | None = None  # while this object holds it
         self._files_before: set[str] | None = None  # what else was in the directory when this object created the run
         self._new_folders: list[Path] = []  # made for it
@@ -139,7 +140,7 @@ class Run:
         Args:
             finished: whether the run was finished when the caller decided to resume it; another may have done so since.
         """
-        if self._lines.compressed.exists():
+        if self.lines.compressed.exists():
             raise UserError(f"{self.path} was exported with --trajectory: it is read, never resumed")
         try:
             if not self._acquire():
@@ -278,7 +279,7 @@ class Run:
         """Whether this object has created the run, no step was taken, and no sweep tells its error."""
         if self._files_before is None or sweep_record.is_job(self.path):
             return False
-        lines = self.read_valid_metrics()[0]
+        lines = self.lines.read_valid()[0]
         return trajectory.count_steps(self.trajectory) == 0 and not any(line["step"] for line in lines)
 
     def _record_end(self, status: str, error: str) -> None:
@@ -293,23 +294,11 @@ class Run:
         """Append one line to metrics.jsonl. An evaluation on dev has the checksum of the completions so far."""
         if values.get("split") == "dev" and self._completions.path.exists():
             values = {"completions_crc": self._completions.last_checksum(), **values}
-        self._lines.append(record_kind, step, **values)
-
-    def sync_metrics(self) -> None:
-        """Wait until the lines of metrics.jsonl are on the disk."""
-        self._lines.sync()
+        self.lines.append(record_kind, step, **values)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl without an incomplete last one."""
-        return self._lines.read()
-
-    def iter_metrics(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of metrics.jsonl one by one: those of a long run fill the memory."""
-        return iter(self._lines)
-
-    def read_valid_metrics(self) -> tuple[list[dict[str, Any]], str | None]:
-        """Return the lines of metrics.jsonl before damage at its end; see `JsonLines.read_valid`."""
-        return self._lines.read_valid()
+        return list(self.lines)
 
     def evaluations(self, split: str) -> list[dict[str, Any]]:
         """Return the evaluations on a split, in order."""
@@ -317,11 +306,11 @@ class Run:
 
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after `step` and those of the end of the run, so that a resumed run writes none twice."""
-        lines = self.read_valid_metrics()[0]
+        lines = self.lines.read_valid()[0]
         ends = (line["step"] > step or line.get("split") in ("train", "test") for line in lines)
         kept = lines[: next(itertools.compress(itertools.count(), ends), len(lines))]
         completions = self._named_completions(kept)
-        self._lines.cut(len(kept))
+        self.lines.cut(len(kept))
         if self._completions.path.exists():
             self._completions.cut(len(completions))
 
@@ -337,7 +326,7 @@ class Run:
         `lines`: of metrics.jsonl, if they were read: the evaluations.
         """
         by_step: dict[int, dict[int, dict[str, Any]]] = {}
-        lines = self.read_valid_metrics()[0] if lines is None else lines
+        lines = self.lines.read_valid()[0] if lines is None else lines
         for line in self._named_completions(lines, is_all=self.status() == "finished"):
             by_step.setdefault(line["step"], {})[line["row"]] = line
         return {step: [rows[row] for row in sorted(rows)] for step, rows in sorted(by_step.items())}
@@ -348,7 +337,7 @@ class Run:
         What follows is of an evaluation that was interrupted; `is_all`: nothing may.
         """
         path, named = self._completions.path, [one["completions_crc"] for one in lines if "completions_crc" in one]
-        if not path.exists() and self._lines.compressed.exists():  # what was shared has none
+        if not path.exists() and self.lines.compressed.exists():  # what was shared has none
             return []
         found = self._completions.read_valid()[0] if named or is_all else []
         count = next((number for number, line in enumerate(found, 1) if named and line["crc"] == named[-1]), 0)
@@ -396,7 +385,7 @@ class Run:
 
     def write_summary(self, values: dict[str, Any]) -> None:
         """Write summary.json with a checksum. Only a finished run has one."""
-        self.sync_metrics()
+        self.lines.sync()
         write_object(self.path / "summary.json", values)
 
     def read_summary(self) -> dict[str, Any]:
@@ -432,7 +421,7 @@ class Run:
             return None
         tests = [line for line in (self.metrics() if lines is None else lines) if line.get("split") == "test"]
         predicted = tests[-1].get("predicted", {}) if tests else {}
-        rows = [{key: value for key, value in line.items() if key != "crc"} for line in JsonLines(path).read()]
+        rows = [{key: value for key, value in line.items() if key != "crc"} for line in JsonLines(path)]
         count = sum(predicted.values()) if predicted else (self.info().get("rows") or {}).get("test") or len(rows)
         counts = Counter(row["predicted"] for row in rows if "predicted" in row)
         if [row.get("row") for row in rows] != list(range(count)) or counts != Counter(predicted):
@@ -496,7 +485,7 @@ class ReadOnlyRun(Run):
     def _write_nothing(self, *_: Any, **__: Any) -> None:
         """Write nothing, in place of what writes a file of the run."""
 
-    update = log_metrics = log_completions = sync_metrics = truncate_metrics = _write_nothing
+    update = log_metrics = log_completions = truncate_metrics = _write_nothing
     save_initial_state = save_checkpoint = write_summary = write_values = write_predictions = _write_nothing
 
 

@@ -19,7 +19,7 @@ from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.atomic import write_atomically
-from mezo_cli.runs.jsonl import JsonLines, write_object
+from mezo_cli.runs.jsonl import write_object
 from mezo_cli.sharing.card import code, write_card
 from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
 from mezo_cli.training import restore
@@ -77,8 +77,7 @@ def write_trajectory_run(
     for file in (run.path / "summary.json", run.trajectory, run.initial_state_file):
         if file.exists():
             shutil.copyfile(file, folder / file.name)
-    run.metrics()
-    JsonLines(run.path / "metrics.jsonl").compress(folder)
+    run.lines.compress(folder)
     card = make_card(run, session, int(weights["best"]["step"]), repo)
     card = dataclasses.replace(card, adapter=False, library="mezo", pipeline=None)
     write_atomically(folder / CARD, write_card(card, _use(config, repo, weights)))

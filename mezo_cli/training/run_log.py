@@ -68,7 +68,7 @@ class RunLog:
         self._run.log_metrics("eval", step, split=split, **line, seconds=round(self.seconds(), 3))
         if split == "dev":
             numbers = {f"dev/{key}": value for key, value in line.items() if isinstance(value, (int, float))}
-            self._run.sync_metrics()
+            self._run.lines.sync()
             self._loggers.log(step, numbers)
 
     def checkpoint(self, session: Session, name: str, step: int) -> None:
@@ -86,7 +86,7 @@ class RunLog:
         """Wait until the steps so far are on the disk: they survive a power cut."""
         if self._trajectory is not None:
             self._trajectory.sync()
-        self._run.sync_metrics()
+        self._run.lines.sync()
         self._last_sync = time.perf_counter()
 
     def close(self, step: int, summary: Mapping[str, Any], error: BaseException | None) -> None:

@@ -122,7 +122,7 @@ class TrainingRun:
     def _logged_steps(self) -> dict[str, int]:
         """Return `train` and `dev` -> the step of the last line of that kind: the loggers had the scalars up to it."""
         steps: dict[str, int] = {}
-        for line in self.run.read_valid_metrics()[0]:
+        for line in self.run.lines.read_valid()[0]:
             if line["kind"] == "train" or line["split"] == "dev":
                 steps["train" if line["kind"] == "train" else "dev"] = line["step"]
         return steps
@@ -273,7 +273,7 @@ class TrainingRun:
         known = not self.run.writes or any(line.get("split") == TEST_BEFORE for line in self.run.metrics())
         if "test" in evaluations and not known:
             self.log.evaluation(TEST_BEFORE, 0, evaluations["test"])
-            self.run.sync_metrics()
+            self.run.lines.sync()
 
     def evaluate_best(self, session: Session, name: str, rows: list[Any], console: Console) -> Evaluation:
         """Evaluate a session at the best step on a split; on dev, what this process has evaluated there is taken."""
