@@ -48,7 +48,14 @@ class Adapter:
         base = self.base if self.quantized == "none" else f"{self.base} {self.quantized}"
         # One entry: safetensors writes several in an order that changes from run to run.
         safetensors.torch.save_file(copies, folder / WEIGHTS, metadata={BASE_FINGERPRINT: base})
-        self.peft.peft_config["default"].save_pretrained(folder)
+        settings = self.peft.peft_config["default"]
+        settings.inference_mode = True  # as in every saved adapter
+        # In an order that does not change from run to run.
+        if isinstance(getattr(settings, "target_modules", None), set):
+            settings.target_modules = sorted(settings.target_modules)
+        if settings.modules_to_save is not None:
+            settings.modules_to_save = list(dict.fromkeys(settings.modules_to_save))  # peft adds its own to them
+        settings.save_pretrained(folder)
 
     def _state(self) -> dict[str, Tensor]:
         from peft import get_peft_model_state_dict
@@ -100,7 +107,9 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
             raise UserError(
                 f"{name} is a model family that peft={config.name} does not support: {first_line(error)}"
             ) from error
-    _set_saved_config(wrapped.peft_config["default"], model)
+    if not model.is_embedded and not Path(model.path).is_dir():  # a hub id, not the folder in the cache
+        settings = wrapped.peft_config["default"]
+        settings.base_model_name_or_path, settings.revision = model.path, model.revision
     for module in loaded.model.modules():
         if hasattr(module, "original_module"):
             module.original_module.requires_grad_(False)
@@ -136,14 +145,3 @@ def merge(loaded: LoadedModel, dtype: str) -> None:
     if outputs is not None and outputs.weight is not loaded.model.get_input_embeddings().weight:
         untie(loaded.model)
     loaded.adapter = None
-
-
-def _set_saved_config(settings: Any, model: ModelConfig) -> None:
-    """Set what `adapter_config.json` says, in an order that does not change from run to run."""
-    settings.inference_mode = True  # as in every saved adapter
-    if isinstance(getattr(settings, "target_modules", None), set):
-        settings.target_modules = sorted(settings.target_modules)
-    if settings.modules_to_save is not None:
-        settings.modules_to_save = list(dict.fromkeys(settings.modules_to_save))  # peft adds its own to them
-    if not model.is_embedded and not Path(model.path).is_dir():  # a hub id, not the folder in the cache
-        settings.base_model_name_or_path, settings.revision = model.path, model.revision

@@ -5,31 +5,34 @@ some tokens. It takes the first positions and the text those after it, as `peft`
 initial prefix is exactly the model that has read those tokens.
 """
 
+import inspect
 from typing import Any
 
-from mezo_cli.adapters.base import LoadedModel, PeftMethod, classifier_modules
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from mezo_cli.adapters.base import PeftMethod
 from mezo_cli.config.adapters import PrefixConfig
 from mezo_cli.errors import UserError
+from mezo_cli.models import LoadedModel
 
 
 class Prefix(PeftMethod):
     """Prefix tuning, from the keys and values of tokens drawn from the vocabulary."""
 
+    library = "PrefixTuningConfig"
     size_setting = "length"
     merges = False
     config: PrefixConfig
 
     def insert(self, loaded: LoadedModel, name: str) -> Any:
         """Insert the table of keys and values, which the model's forwards then get as `past_key_values`."""
-        import peft
-        import torch
-
-        from mezo_cli.adapters import prefix_cache
-
         model, tokenizer, length = loaded.model, loaded.tokenizer, self.config.length
         words = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
         ids = torch.tensor(words)[torch.randint(len(words), (length,))].to(loaded.device)
-        body = prefix_cache.find_cached_forward(model)
+        body = find_cached_forward(model)
         if body is None:
             raise UserError(
                 f"{name} is a model family that peft=prefix does not support: it takes no past_key_values; use "
@@ -41,21 +44,96 @@ class Prefix(PeftMethod):
                 "the text"
             )
         with torch.no_grad():
-            key_values, shape = prefix_cache.compute_key_values(body, ids)
-        settings = peft.PrefixTuningConfig(
-            task_type=loaded.model_kind.task_type
-            or "FEATURE_EXTRACTION",  # with None, peft's own forward ignores the prefix
+            key_values, shape = compute_key_values(body, ids)
+        layers, heads, width = shape
+        wrapped = self.wrap(
+            loaded,
+            task_type=loaded.model_kind.task_type or "FEATURE_EXTRACTION",  # None: peft's forward ignores the prefix
             num_virtual_tokens=length,
-            num_layers=shape[0],
-            num_attention_heads=shape[1],
-            token_dim=shape[1] * shape[2],
+            num_layers=layers,
+            num_attention_heads=heads,
+            token_dim=heads * width,
             num_transformer_submodules=1,
-            modules_to_save=classifier_modules(loaded),
         )
-        wrapped = peft.get_peft_model(model, settings)
         encoder: Any = wrapped.prompt_encoder["default"]
         encoder.load_prompt_embeddings(key_values)
-        prefix_cache.PrefixInput(body, encoder.embedding, shape)
+        PrefixInput(body, encoder.embedding, shape)
         model.add_module("prefix", encoder.embedding)  # gives its parameter a name in the model
         tokenizer.model_max_length -= length
         return wrapped
+
+
+class FixedPrefixCache(DynamicCache):
+    """Keys and values of a prefix, [1 or rows, heads, length, width]. The text's own are not kept."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of prefix and text, [rows, heads, length + tokens, width]."""
+        layer: Any = self.layers[layer_idx]
+        keys, values = (x.expand(len(key_states), -1, -1, -1) for x in (layer.keys, layer.values))
+        return torch.cat((keys, key_states), dim=2), torch.cat((values, value_states), dim=2)
+
+
+class PrefixInput:
+    """Passes a table of keys and values to every forward of a model's body.
+
+    Args:
+        body: the module that `find_cached_forward` returned.
+        table: an embedding, [length, layers * 2 * heads * width], as `peft` stores a prefix.
+        shape: layers, heads, width.
+    """
+
+    def __init__(self, body: nn.Module, table: nn.Embedding, shape: tuple[int, int, int]) -> None:
+        self._table, self._shape = table, shape
+        self._rows = torch.arange(table.num_embeddings, device=table.weight.device)
+        self._parameters = list(inspect.signature(body.forward).parameters)
+        body.register_forward_pre_hook(self._add_prefix, with_kwargs=True)
+
+    def _add_prefix(self, body: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        length = len(self._rows)
+        inputs = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
+        rows = len(inputs["input_ids"])
+        changed: dict[str, Any] = {}
+        cache = inputs.get("past_key_values")
+        if cache is None:  # a packed batch may hold both signs, one per row
+            changed["past_key_values"] = FixedPrefixCache(self._key_values(rows if "packed_layout" in inputs else 1))
+        elif cache.get_seq_length() == 0:  # of a generation: the text's keys and values follow the prefix's
+            for index, (keys, values) in enumerate(self._key_values(rows)):
+                cache.update(keys, values, index)
+        mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+        if mask is not None and mask.dim() == 2:
+            changed["attention_mask"] = F.pad(mask, (length, 0), value=1)
+        if positions is not None:
+            changed["position_ids"] = positions + length
+        return (), {**inputs, **changed}
+
+    def _key_values(self, rows: int) -> list[Any]:
+        """Return the prefix's keys and values in each layer, [2, rows, heads, length, width]."""
+        layers, heads, width = self._shape
+        values = self._table(self._rows.expand(rows, -1)).view(rows, len(self._rows), layers, 2, heads, width)
+        return list(values.permute(2, 3, 0, 4, 1, 5))
+
+
+def find_cached_forward(model: nn.Module) -> nn.Module | None:
+    """Return the innermost module whose forward takes input_ids and past_key_values, or None."""
+    wanted = {"input_ids", "past_key_values"}
+    modules = [module for module in model.modules() if wanted <= set(inspect.signature(module.forward).parameters)]
+    return modules[-1] if modules else None
+
+
+def compute_key_values(body: nn.Module, ids: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """Return the keys and values that a body computes for tokens, in the layout in which `peft` stores a prefix.
+
+    Args:
+        body: the module that `find_cached_forward` returned.
+        ids: [length].
+
+    Returns:
+        [length, layers * 2 * heads * width]; and (layers, heads, width).
+    """
+    cache: Any = DynamicCache()
+    body(input_ids=ids[None], past_key_values=cache)
+    stacked = torch.stack([torch.stack((layer.keys[0], layer.values[0])) for layer in cache.layers])
+    layers, _, heads, length, width = stacked.shape  # [layers, 2, heads, length, width]
+    return stacked.permute(3, 0, 1, 2, 4).reshape(length, -1), (layers, heads, width)

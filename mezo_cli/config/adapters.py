@@ -16,14 +16,14 @@ LAYERS = "a LoRA, or biases, of the top k layers only; of biases also those abov
 class WholeModelConfig(PeftConfig):
     """No method: all parameters are trained."""
 
-    implementation: ClassVar[str] = "mezo_cli.adapters.base:WholeModel"
+    implementation: ClassVar[str] = "mezo_cli.adapters.methods:WholeModel"
     trains_output: ClassVar[bool] = True
 
 
 class LoraConfig(PeftConfig):
     """Low-rank updates B A of frozen matrices."""
 
-    implementation: ClassVar[str] = "mezo_cli.adapters.lora:Lora"
+    implementation: ClassVar[str] = "mezo_cli.adapters.methods:Lora"
     title: ClassVar[str] = "LoRA"
     r: Positive = Field(8, description="rank of LoRA's B A")
     alpha: Positive = Field(16, description="LoRA's B A is scaled by alpha / r")
@@ -46,21 +46,21 @@ class PrefixConfig(PeftConfig):
 class HeadConfig(PeftConfig):
     """The output head alone."""
 
-    implementation: ClassVar[str] = "mezo_cli.adapters.head:Head"
+    implementation: ClassVar[str] = "mezo_cli.adapters.methods:Head"
     trains_output: ClassVar[bool] = True
 
 
 class BiasConfig(PeftConfig):
     """The bias terms alone."""
 
-    implementation: ClassVar[str] = "mezo_cli.adapters.bias:Bias"
+    implementation: ClassVar[str] = "mezo_cli.adapters.methods:Bias"
     layers: Positive | None = Field(None, description=LAYERS)
 
 
 class ScalesConfig(PeftConfig):
     """The scales of a quantised base."""
 
-    implementation: ClassVar[str] = "mezo_cli.adapters.scales:Scales"
+    implementation: ClassVar[str] = "mezo_cli.adapters.methods:Scales"
     title: ClassVar[str] = "QZO"
     absolute: Flag = Field(
         False, description="train the scales themselves, as the paper does, not factors of them; int8 only"
