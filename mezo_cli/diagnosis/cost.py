@@ -5,7 +5,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,23 +26,6 @@ STEPS = 5  # that are timed in each dtype, after one that is not
 CLEARLY = 1.15  # times the seconds of the other dtype
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """The cost of one step in a compute dtype: the median of some steps.
-
-    Attributes:
-        seconds: per step.
-        passes: forwards and backwards per step.
-        peak_bytes: of the process, or of the GPU.
-        steps: that were timed.
-    """
-
-    seconds: float
-    passes: int
-    peak_bytes: int
-    steps: int
-
-
 def check(
     session: Session,
     rows: EncodedRows,
@@ -53,7 +35,7 @@ def check(
     jobs: Sequence[Config],
     deadline: Deadline,
 ) -> Section:
-    """Measure steps and an evaluation, and add up the time of all jobs.
+    """Measure steps and an evaluation within the time limit, and add up the time of all jobs.
 
     Args:
         session: only the parameters that reach the loss are trainable in it.
@@ -66,7 +48,7 @@ def check(
     """
     section = Section(TITLE)
     report_trainable(section, session, unreachable)
-    costs: dict[str, StepCost] = {}
+    costs: dict[str, dict[str, Any]] = {}
     if session.config.steps:
         costs = measure_steps(session, rows.train, sampler, deadline)
         judge_speed(section, costs, session.config)
@@ -74,7 +56,12 @@ def check(
     session.forward.set_compute_dtype(session.loaded.compute_dtype)
     own = costs.get(session.config.model.compute_dtype)
     counts = {name: len(some) for name, some in rows.splits().items()}
-    _report_plan(section, counts, jobs, own, loading, _row_seconds(session, rows.dev))
+    size = min(session.config.eval_batch_size, len(rows.dev))
+    start = time.perf_counter()
+    with torch.no_grad():
+        some = session.objective.collate([rows.dev[i * len(rows.dev) // size] for i in range(size)])
+        session.objective.measure(some)[0].cpu()
+    _report_plan(section, counts, jobs, own, loading, (time.perf_counter() - start) / size)
     return section
 
 
@@ -89,13 +76,11 @@ def report_trainable(section: Section, session: Session, unreachable: Mapping[st
         f" ({percent(trainable['share'])}), {count(len(names), 'tensor')}{shown}"
     )
     section.add(OK, "trainable", text, count=trainable["count"], share=trainable["share"], tensors=len(names))
-    scalars = sum(unreachable.values())
     if unreachable:
+        scalars = sum(unreachable.values())
         advice = "right for a pooler or an unused head; if you meant to train them, choose another objective or peft"
-        text = (
-            f"the loss does not depend on {count(len(unreachable), 'tensor')} ({percent(scalars / total)} of the"
-            f" model), which stay as they are: {format_names(unreachable)}"
-        )
+        some = f"{count(len(unreachable), 'tensor')} ({percent(scalars / total)} of the model)"
+        text = f"the loss does not depend on {some}, which stay as they are: {format_names(unreachable)}"
         section.add(DOUBT, "unreachable", text, advice, tensors=list(unreachable), count=scalars)
 
 
@@ -104,10 +89,14 @@ def report_trainable(section: Section, session: Session, unreachable: Mapping[st
 
 def measure_steps(
     session: Session, train: Sequence[TokenizedExample], sampler: BatchSampler, deadline: Deadline
-) -> dict[str, StepCost]:
+) -> dict[str, dict[str, Any]]:
     """Return the cost of a step in each compute dtype for which there is time, the run's own first.
 
     The dtypes take turns, so that other work on the machine slows both. The steps have lr 0, so theta stays as it is.
+
+    Returns:
+        dtype -> `seconds` of a step (the median of `steps` that are timed), `passes`: its forwards and backwards,
+        `peak_bytes` of the process, or of the GPU.
     """
     config = session.config
     optimizer = optimizer_class(config.optimizer)(config.optimizer.replace(lr=0.0), config.seed, config.steps)
@@ -137,23 +126,24 @@ def measure_steps(
             before, after = (sum(optimizer.count_forwards(n).values()) for n in (step, step + 1))
             passes[dtype] = after - before
             step += 1
-    timed = {dtype: taken[1:] or taken for dtype, taken in times.items()}  # the first step allocates buffers
-    return {
-        dtype: StepCost(statistics.median(taken), passes[dtype], peaks[dtype], len(taken))
-        for dtype, taken in timed.items()
-    }
+    costs = {}
+    for dtype, every in times.items():
+        timed = every[1:] or every  # the first step allocates buffers
+        costs[dtype] = {"seconds": statistics.median(timed), "passes": passes[dtype]}
+        costs[dtype] |= {"peak_bytes": peaks[dtype], "steps": len(timed)}
+    return costs
 
 
-def judge_speed(section: Section, costs: Mapping[str, StepCost], config: Config) -> None:
+def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: Config) -> None:
     """Report the cost of a step in each dtype; doubt a dtype that is rounded and slower."""
     own = config.model.compute_dtype
-    steps = [f"{name} {c.seconds:.2g} s per step, peak {c.peak_bytes / 1e9:.2f} GB" for name, c in costs.items()]
+    steps = [f"{name} {c['seconds']:.2g} s per step, peak {c['peak_bytes'] / 1e9:.2f} GB" for name, c in costs.items()]
     text = f"batch_size={config.batch_size}: {'; '.join(steps)}"
-    figures: dict[str, Any] = {"costs": {dtype: dataclasses.asdict(cost) for dtype, cost in costs.items()}}
+    figures: dict[str, Any] = {"costs": costs}
     verdict, advice = OK, ""
     if len(costs) > 1:
-        faster = min(costs, key=lambda dtype: costs[dtype].seconds)
-        ratio = max(measured.seconds for measured in costs.values()) / costs[faster].seconds
+        faster = min(costs, key=lambda dtype: costs[dtype]["seconds"])
+        ratio = max(measured["seconds"] for measured in costs.values()) / costs[faster]["seconds"]
         figures |= {"faster": faster, "ratio": ratio}
         text += f". {faster} is faster here, {ratio:.2f} times"
         if faster != own and ratio >= CLEARLY:
@@ -163,15 +153,6 @@ def judge_speed(section: Section, costs: Mapping[str, StepCost], config: Config)
     section.add(verdict, "step", text, advice, **figures)
 
 
-@torch.no_grad()
-def _row_seconds(session: Session, dev: Sequence[TokenizedExample]) -> float:
-    """Return the seconds per row of an evaluation: a batch of evenly spaced dev rows."""
-    size = min(session.config.eval_batch_size, len(dev))
-    start = time.perf_counter()
-    session.objective.measure(session.objective.collate([dev[i * len(dev) // size] for i in range(size)]))[0].cpu()
-    return (time.perf_counter() - start) / size
-
-
 # --- all jobs ---
 
 
@@ -179,7 +160,7 @@ def _report_plan(
     section: Section,
     rows: Mapping[str, int],
     jobs: Sequence[Config],
-    own: StepCost | None,
+    own: Mapping[str, Any] | None,
     loading: float,
     row_seconds: float,
 ) -> None:
@@ -192,7 +173,7 @@ def _report_plan(
         evaluations = sum(map(job.evaluates_at, range(job.steps + 1)))
         totals.update({**passes, "steps": job.steps, "evaluations": evaluations})
         totals["forwards"] += probe
-        steps = sum(passes.values()) * own.seconds / own.passes if own and job.steps else 0.0
+        steps = sum(passes.values()) * own["seconds"] / own["passes"] if own and job.steps else 0.0
         trained = steps + (evaluations * rows["dev"] + final) * row_seconds
         seconds += loading + (trained if job.max_seconds is None else min(trained, job.max_seconds))
     back = f" and {totals['backwards']:,} backwards" if totals["backwards"] else ""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mezo_cli.config.schema import Example, Splits, TaskConfig, TokenizedExample
+from mezo_cli.config.schema import Example, Splits, TaskConfig
 from mezo_cli.data import describe
 from mezo_cli.data.overlap import row_key, shared_rows
-from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Deadline, Section, percent
+from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
 
@@ -17,17 +17,12 @@ CUT = 0.01  # the same for prompts that are cut
 SMALL_CLASS = 0.2  # of an equal part of the rows
 LEAK = 0.95  # of the rows, whose label stands in a column of the prompt
 COVERED = 0.99  # of the rows, for the length that is recommended
-CHUNK = 2048  # rows encoded between two looks at the clock
+LOOKED_AT = 4096  # rows of a split, evenly spaced, whose prompts are encoded without a limit
 
 Named = Mapping[str, Sequence[Example]]  # split -> its rows
 
 
-def check(
-    encoder: InputEncoder[Any],
-    splits: Splits,
-    encoded: Mapping[str, Sequence[Any]],
-    deadline: Deadline,
-) -> Section:
+def check(encoder: InputEncoder[Any], splits: Splits, encoded: Mapping[str, Sequence[Any]]) -> Section:
     """Check the rows of all splits, which `encoded` holds as the encoder has encoded them."""
     section, task = Section(TITLE), encoder.task
     if not isinstance(encoder, ClassificationEncoder):
@@ -36,7 +31,7 @@ def check(
     named: Named = {name: rows for name in encoded if (rows := getattr(splits, name)) is not None}
     judge_balance(section, splits, task)
     judge_leak(section, named, task)
-    judge_cut_prompts(section, encoder, named, encoded, deadline)
+    judge_cut_prompts(section, encoder, named)
     judge_repeated_rows(section, named)
     judge_rows_in_two_splits(section, named)
     judge_empty_texts(section, named, task)
@@ -138,32 +133,17 @@ def _check_prompts(section: Section, encoder: InputEncoder[Any], encoded: Mappin
     judge_rows_in_two_splits(section, named)
 
 
-# --- cut prompts ---
-
-
-def judge_cut_prompts(
-    section: Section,
-    encoder: ClassificationEncoder,
-    named: Named,
-    encoded: Mapping[str, Sequence[TokenizedExample]],
-    deadline: Deadline,
-) -> None:
-    """Encode the rows without a limit, while there is time, and judge how many the limits cut."""
+def judge_cut_prompts(section: Section, encoder: ClassificationEncoder, named: Named) -> None:
+    """Encode rows of each split with and without a limit, and judge how many the limits cut."""
     unlimited, limit = encoder.without_limits(), encoder.max_length
     figures: dict[str, dict[str, int]] = {}
     lengths: list[int] = []
     for split, examples in named.items():
-        seen = figures[split] = {"rows": 0, "of": len(examples), "cut": 0}
-        for start in range(0, len(examples), CHUNK):
-            if start and not deadline.left:
-                break
-            part = slice(start, start + CHUNK)
-            for full, row in zip(unlimited.encode_all(examples[part]), encoded[split][part], strict=True):
-                seen["rows"] += 1
-                seen["cut"] += len(row.input_ids) < len(full.input_ids)
-                lengths.append(len(full.input_ids))
-        if seen["rows"] < len(examples):
-            section.cut.append(f"the length of {len(examples) - seen['rows']:,} of {len(examples):,} {split} prompts")
+        some = examples[:: -(-len(examples) // LOOKED_AT) or 1]
+        full, kept = ([len(row.input_ids) for row in one.encode_all(some)] for one in (unlimited, encoder))
+        cut = sum(long > short for long, short in zip(full, kept, strict=True))
+        figures[split] = {"rows": len(some), "of": len(examples), "cut": cut}
+        lengths += full
     lengths.sort()
     covers = lengths[min(len(lengths) - 1, int(COVERED * len(lengths)))]
     rows, of, cut = (sum(split[key] for split in figures.values()) for key in ("rows", "of", "cut"))
@@ -171,20 +151,16 @@ def judge_cut_prompts(
     if cut:
         text = f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are cut, by their limit or a sentence's own"
     text += f": {lengths[len(lengths) // 2]} tokens in the median, {lengths[-1]} at most; the limit is {limit}"
-    verdict = DOUBT if cut / rows >= CUT else OK if rows == of else UNKNOWN
-    advice = _advice_for_cut(encoder, covers) if cut else ""
-    section.add(verdict, "cut_prompts", text, advice, splits=figures, limit=limit, longest=lengths[-1], covers=covers)
-
-
-def _advice_for_cut(encoder: ClassificationEncoder, covers: int) -> str:
-    task, takes = encoder.task, max_row_length(encoder.tokenizer, UNBOUNDED)
-    if encoder.max_length >= takes:
-        return f"shorten the texts: the model takes no more than {takes:,} tokens, {covers:,} cover 99% of the prompts"
-    sentences = {"first_limit": task.first_limit, "other_limit": task.other_limit}
-    limits = [f"{name} {value}" for name, value in sentences.items() if value]
-    own = f", with task.{' and '.join(limits)}" if limits else ""
-    most = f"; the model takes {takes:,}" if takes < UNBOUNDED else ""
-    return f"raise the limits (now {encoder.max_length} tokens{own}{most}): {covers:,} tokens cover 99% of the prompts"
+    takes, task = max_row_length(encoder.tokenizer, UNBOUNDED), encoder.task
+    advice = f"shorten the texts: the model takes no more than {takes:,} tokens, {covers:,} cover 99% of the prompts"
+    if limit < takes:
+        sentences = {"first_limit": task.first_limit, "other_limit": task.other_limit}
+        limits = [f"{name} {value}" for name, value in sentences.items() if value]
+        own = f", with task.{' and '.join(limits)}" if limits else ""
+        most = f"; the model takes {takes:,}" if takes < UNBOUNDED else ""
+        advice = f"raise the limits (now {limit} tokens{own}{most}): {covers:,} tokens cover 99% of the prompts"
+    figured = {"splits": figures, "limit": limit, "longest": lengths[-1], "covers": covers}
+    section.judge("cut_prompts", cut >= CUT * rows, text, advice, **figured)
 
 
 def _plain(text: str) -> str:

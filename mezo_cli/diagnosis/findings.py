@@ -16,10 +16,8 @@ class Finding:
 
     Attributes:
         name: stable, for programs that read the JSON: `zero_shot_balance`.
-        verdict: `OK`: measured, and as it should be; `NOTE`: worth knowing; `DOUBT`: likely a mistake; `UNKNOWN`: not
-            measured, or too little of it to tell.
-        text: the verdict in words, then the figures behind it.
-        figures: the same as data.
+        verdict: `OK`, `NOTE`, `DOUBT` or `UNKNOWN`: not measured, or too little of it to tell.
+        text: the verdict in words, then the figures behind it; `figures` are the same as data.
         advice: what to do; every doubt has one.
         table: rows of cells, the first one the header; empty without a table.
     """
@@ -34,17 +32,11 @@ class Finding:
 
 @dataclass
 class Section:
-    """The findings of one check.
-
-    Attributes:
-        title: of the check.
-        findings: in order.
-        cut: what was left out or shortened because time ran out.
-    """
+    """The findings of one check."""
 
     title: str
     findings: list[Finding] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)  # what was left out or shortened because time ran out
 
     def add(
         self, verdict: str, name: str, text: str, advice: str = "", table: Sequence[Sequence[str]] = (), **figures: Any
@@ -64,12 +56,7 @@ class Section:
 
 
 class Deadline:
-    """A time limit, and limits for parts of it.
-
-    Args:
-        seconds: from now on.
-        clock: returns seconds; of a test.
-    """
+    """A time limit of some seconds from now on, and limits for parts of it. `clock` returns seconds; of a test."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

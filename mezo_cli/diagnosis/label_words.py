@@ -5,8 +5,7 @@ the rows in the right order, only around the wrong threshold, which a few steps 
 tells this from a prompt that says nothing.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,19 +30,12 @@ MARGIN = 0.05  # of the AUC above 0.5; more where few rows leave it uncertain
 TELLS = 0.15  # two standard errors of chance; above it an AUC of a useful prompt and one of chance are not told apart
 
 
-@dataclass
-class Scores:
-    """Scores of some rows.
+class Scores(NamedTuple):
+    """Scores of some rows."""
 
-    Attributes:
-        labels: [rows].
-        scores: of the classes, or log-probabilities of the label words, [rows, labels].
-        words: mean probability of every word, [words]; None for an objective that scores no words.
-    """
-
-    labels: np.ndarray
-    scores: np.ndarray
-    words: np.ndarray | None = None
+    labels: np.ndarray  # [rows]
+    scores: np.ndarray  # of the classes, or log-probabilities of the label words, [rows, labels]
+    words: np.ndarray | None = None  # mean probability of every word, [words]; None: the objective scores no words
 
 
 def check(session: Session, dev: list[TokenizedExample], train: list[TokenizedExample], deadline: Deadline) -> Section:
@@ -53,11 +45,15 @@ def check(session: Session, dev: list[TokenizedExample], train: list[TokenizedEx
     if len(seen.labels) < len(dev):
         section.cut.append(f"{len(dev) - len(seen.labels):,} of {len(dev):,} dev rows")
     _report_words(section, session, seen)
-    starts_elsewhere = _start(session)
-    if starts_elsewhere:
-        section.add(OK, "start", starts_elsewhere)
-    judge_scores(section, session.config.task.labels, seen, bool(starts_elsewhere))
-    if not starts_elsewhere:
+    start = ""  # why nothing is expected of the scores; empty if the pretrained words score the labels
+    if session.config.init == "linear_probe":
+        start = "init=linear_probe fits the output layer before the first step: this and the signal below are of before"
+    elif session.objective.model_kind.has_classifier and session.loaded.fresh:
+        start = "the classification head is new, drawn from the seed: its scores say nothing before training"
+    if start:
+        section.add(OK, "start", start)
+    judge_scores(section, session.config.task.labels, seen, bool(start))
+    if not start:
         name_removed_bias(section, seen, score_rows(session, limit(train, TRAIN_ROWS), deadline))
     return section
 
@@ -67,10 +63,11 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
     """Score rows in a random order that the seed draws, until all are scored or the time is up."""
     objective, order = session.objective, np.random.RandomState(session.config.seed).permutation(len(rows))
     assert isinstance(objective, Classification)
-    columns = _label_columns(session)
-    scores, done = [], 0
+    columns = label_columns(session)
+    scores: list[np.ndarray] = []
     words: torch.Tensor | None = None
-    for chosen in _batches(order, deadline):
+    for start in range(0, len(order), BATCH):
+        before, chosen = deadline.left, order[start : start + BATCH]
         batch = objective.collate([rows[i] for i in chosen])
         logits = objective.vocabulary_logits(batch)
         vocabulary = None if logits is None else logits.log_softmax(-1)
@@ -78,23 +75,16 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
         if not bool(own.isfinite().all()):
             raise not_finite_at_start(session.config)
         scores.append(own.cpu().numpy())
-        done += len(chosen)
         if vocabulary is not None:
             words = vocabulary.exp().sum(dim=0) + (0 if words is None else words)
-    labels = np.array([rows[i].label for i in order[:done]])
-    return Scores(labels, np.concatenate(scores), None if words is None else (words / done).float().cpu().numpy())
-
-
-def _batches(order: np.ndarray, deadline: Deadline) -> Iterator[list[int]]:
-    """Yield batches of row numbers while a further one fits into the time; the first one always."""
-    for start in range(0, len(order), BATCH):
-        before = deadline.left
-        yield order[start : start + BATCH].tolist()
         if not deadline.allows(before - deadline.left):
-            return
+            break
+    joined = np.concatenate(scores)
+    labels = np.array([rows[i].label for i in order[: len(joined)]])
+    return Scores(labels, joined, None if words is None else (words / len(joined)).float().cpu().numpy())
 
 
-def _label_columns(session: Session) -> list[int]:
+def label_columns(session: Session) -> list[int]:
     """Return the columns of the vocabulary that are the labels' scores; empty where a word has several tokens."""
     ids = _label_tokens(session)
     return [word[0] for word in ids] if all(len(word) == 1 for word in ids) else []
@@ -102,15 +92,6 @@ def _label_columns(session: Session) -> list[int]:
 
 def _label_tokens(session: Session) -> list[list[int]]:
     return [list(word) if isinstance(word, (list, tuple)) else [int(word)] for word in session.encoder.label_ids]
-
-
-def _start(session: Session) -> str:
-    """Return why nothing is expected of the scores before training; empty if the pretrained words score the labels."""
-    if session.config.init == "linear_probe":
-        return "init=linear_probe fits the output layer before the first step: this and the signal below are of before"
-    if session.objective.model_kind.has_classifier and session.loaded.fresh:
-        return "the classification head is new, drawn from the seed: its scores say nothing before training"
-    return ""
 
 
 # --- the words ---
@@ -127,30 +108,21 @@ def _report_words(section: Section, session: Session, seen: Scores) -> None:
     section.add(OK, "tokens", text, tokens=dict(zip(names, tokens, strict=True)))
     if seen.words is None:
         return
-    probability = seen.words
+    probability, rows = seen.words, len(seen.labels)
     top = [(int(token), float(probability[token])) for token in np.argsort(-probability)[:TOP]]
     words = ", ".join(f"{_show(session, token)} {percent(p)}" for token, p in top)
-    section.add(
-        OK,
-        "top_words",
-        f"the model's own top {len(top)} words there (mean over {len(seen.labels):,} dev rows): {words}",
-        top=[{"token": token, "word": _show(session, token)[1:-1], "probability": p} for token, p in top],
-        rows=len(seen.labels),
-    )
+    text = f"the model's own top {len(top)} words there (mean over {rows:,} dev rows): {words}"
+    shown_top = [{"token": token, "word": _show(session, token)[1:-1], "probability": p} for token, p in top]
+    section.add(OK, "top_words", text, top=shown_top, rows=rows)
     first = [ids[0] for ids in tokens]
     total = float(probability[sorted(set(first))].sum())
     ranks = {name: int((probability > probability[token]).sum()) + 1 for name, token in zip(names, first, strict=True)}
-    own = [_show(session, token) for token in first]
-    numbers = ", ".join(f"{word} is number {rank:,}" for word, rank in zip(own, ranks.values(), strict=True))
-    section.judge(
-        "label_word_share",
-        total < RARE,
-        f"the label words have {percent(total)} of the probability there: of {len(probability):,} words {numbers}",
-        "the prompt does not ask for these words: choose words that the model itself writes there, or change"
-        " task.template",
-        share=total,
-        ranks=ranks,
+    numbers = ", ".join(
+        f"{_show(session, token)} is number {ranks[name]:,}" for name, token in zip(names, first, strict=True)
     )
+    text = f"the label words have {percent(total)} of the probability there: of {len(probability):,} words {numbers}"
+    advice = "the prompt does not ask for these words: choose words that the model itself writes there, or change"
+    section.judge("label_word_share", total < RARE, text, f"{advice} task.template", share=total, ranks=ranks)
 
 
 def _show(session: Session, token: int) -> str:
@@ -163,12 +135,9 @@ def _show(session: Session, token: int) -> str:
 
 
 def judge_scores(section: Section, names: list[str], seen: Scores, untrained: bool) -> None:
-    """Judge the balance of the predictions, and whether the scores tell the labels apart.
+    """Judge the balance of the predictions of dev rows, and whether the scores tell the labels apart.
 
-    Args:
-        names: of the labels.
-        seen: the scores of dev rows.
-        untrained: the scores are those of a part that is new, so nothing is expected of them.
+    `untrained`: the scores are those of a part that is new, so nothing is expected of them.
     """
     labels = seen.labels
     if len(np.unique(labels)) < 2:

@@ -22,7 +22,6 @@ import numpy as np
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Section, count, short
-from mezo_cli.diagnosis.losses import Losses, Point, batches_of
 
 FLOAT32_STEP = 2.0**-24  # relative rounding error of a loss
 MIN_DIRECTIONS = 4
@@ -65,25 +64,11 @@ class Estimate:
         return -lr * self.gain + lr * lr / 2 * self.harm / samples
 
 
-def whole_directions(losses: Losses, eps: float, whole: bool) -> np.ndarray:
-    """Return loss_plus, loss_minus and the loss at theta in float32, of the directions of which all are measured.
-
-    Returns:
-        float64, [directions, the two batches, 3].
-    """
-    rows = []
-    for k in sorted({point.direction for point in losses if point.direction >= 0}):
-        points = [(Point(k, batch, eps, "float32"), Point(-1, batch, 0.0, "float32")) for batch in batches_of(k, whole)]
-        if all(point in losses for both in points for point in both):
-            rows.append([[*losses[pair], losses[middle][0]] for pair, middle in points])
-    return np.array(rows, np.float64).reshape(-1, 2, 3)
-
-
 def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
     """Estimate the best learning rate; None with too few directions or a loss that is not finite.
 
     Args:
-        measured: from `whole_directions`.
+        measured: loss_plus, loss_minus and the loss at theta, float64, [directions, two independent batches, 3].
         eps: of the losses.
     """
     n = len(measured)
@@ -115,18 +100,18 @@ def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
 def judge(section: Section, estimated: Estimate | None, config: Config, larger_eps: float | None) -> None:
     """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
 
-    Args:
-        estimated: the estimate; None with too few directions.
-        config: of the run.
-        larger_eps: to try where the run's own is lost in rounding; None where it is not.
+    `larger_eps`: to try where the run's own is lost in rounding; None where it is not.
     """
     lr, n = config.optimizer.lr, zeroth_order(config.optimizer).directions
-    terms = {} if estimated is None else asdict(estimated)
-    figures: dict[str, Any] = {"optimizer_lr": lr, **terms, "lr": None}
+    figures: dict[str, Any] = {"optimizer_lr": lr, **({} if estimated is None else asdict(estimated)), "lr": None}
     why, advice = _not_judged(estimated, config, larger_eps)
+    terms = ""
+    if estimated is not None:
+        gain = f"{short(estimated.gain)} +- {short(estimated.gain_error)}"
+        measured = count(estimated.directions, "direction")
+        terms = f" (|gradient|^2 {gain}, z.Hz {short(estimated.curvature)}; {measured})"
     if estimated is None or why:
-        text = f"optimizer.lr={lr:g} was not judged: {why}{_squared(estimated)}"
-        section.add(UNKNOWN, "learning_rate", text, advice, **figures)
+        section.add(UNKNOWN, "learning_rate", f"optimizer.lr={lr:g} was not judged: {why}{terms}", advice, **figures)
         return
     best, error, change = estimated.lr * n, estimated.lr_error * n, estimated.expected_change(lr, n)
     verdict, said = DOUBT, "is too large: a step is expected to raise the loss"
@@ -139,18 +124,10 @@ def judge(section: Section, estimated: Estimate | None, config: Config, larger_e
     else:
         verdict, said = OK, "looks safe"
     text = (
-        f"optimizer.lr={lr:g} {said}. The best single step is at about {best:.1e} (+- {error:.0e})"
-        f"{_squared(estimated)}; at {lr:g} the loss changes by {change:.1e} per step at first"
+        f"optimizer.lr={lr:g} {said}. The best single step is at about {best:.1e} (+- {error:.0e}){terms};"
+        f" at {lr:g} the loss changes by {change:.1e} per step at first"
     )
     section.add(verdict, "learning_rate", text, advice, **(figures | {"lr": best, "expected_change": change}))
-
-
-def _squared(estimated: Estimate | None) -> str:
-    """Return the terms of an estimate, in parentheses."""
-    if estimated is None:
-        return ""
-    terms = f"|gradient|^2 {short(estimated.gain)} +- {short(estimated.gain_error)}, z.Hz {short(estimated.curvature)}"
-    return f" ({terms}; {count(estimated.directions, 'direction')})"
 
 
 def _not_judged(estimated: Estimate | None, config: Config, larger_eps: float | None) -> tuple[str, str]:

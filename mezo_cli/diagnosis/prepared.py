@@ -22,7 +22,7 @@ from mezo_cli.training.linear_probe import find_output_layer
 from mezo_cli.training.load import EncodedRows, encode_rows, load_session, prepare_first_step
 from mezo_cli.training.session import Session
 
-WORDS, DATA, SIGNAL = 0.3, 0.25, 0.6  # fractions of the time that is left when the check begins
+WORDS, SIGNAL = 0.3, 0.6  # fractions of the time that is left when the check begins
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def diagnose(prepared: Prepared, jobs: Sequence[Config], deadline: Deadline) -> 
     if isinstance(session.objective, Classification):
         with explain_device_errors("scoring dev rows", advice):
             yield label_words.check(session, rows.dev, rows.train, deadline.part(WORDS))
-    yield data_check.check(session.encoder, prepared.splits, rows.splits(), deadline.part(DATA))
+    yield data_check.check(session.encoder, prepared.splits, rows.splits())
     with explain_device_errors("losses of a batch", advice):
         # A reward is constant almost everywhere: it has no derivative that g could be compared with, and no best lr.
         by_rewards = isinstance(session.objective, Generation) and not session.config.objective.is_differentiable

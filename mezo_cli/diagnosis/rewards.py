@@ -20,10 +20,12 @@ AGREEING = 0.9  # of the rows, on which all members have the same reward
 TRUNCATED = 0.5  # of the completions
 
 
+@torch.no_grad()
 def check(session: Session, train: list[PromptRow], deadline: Deadline) -> Section:
     """Reward the completions of some members on rows of the first batches; theta is not changed.
 
-    The members are theta + eps z and theta - eps z of some directions: what a step of any method compares.
+    The members are theta + eps z and theta - eps z of some directions: what a step of any method compares. They
+    complete the rows as in a step while there is time, two at least.
 
     Raises:
         RunFailed: when the reward fails.
@@ -35,78 +37,46 @@ def check(session: Session, train: list[PromptRow], deadline: Deadline) -> Secti
     assert isinstance(session.objective, Generation)
     assert isinstance(own, GenerateConfig)
     rows = [train[i] for i in make_sampler(config.replace(batch_size=ROWS), train).batch(0)]
-    members, seconds = _complete(session, rows, deadline)
-    figures = session.objective.step_scalars(session.optimizer.count_forwards) | {
-        "members": members,
-        "rows": len(rows),
-        "seconds": seconds,
-    }
+    loss_of, eps = session.loss_of(rows), zeroth_order(config.optimizer).eps
+    session.objective.begin_step(0)
+    members, seconds, start = 0, 0.0, time.perf_counter()
+    while members < MEMBERS and (not members or deadline.allows(2 * seconds / members)):
+        with session.forward.perturbed(Direction(config.seed, 0, members // 2), eps):
+            loss_of()
+        members, seconds = members + 2, time.perf_counter() - start
     if members < MEMBERS:
         section.cut.append(f"{MEMBERS - members} of {MEMBERS} members")
-    judge_spread(section, figures, zeroth_order(config.optimizer).eps, own.samples)
-    judge_agreement(section, figures)
-    judge_length(section, figures, own.max_new_tokens)
-    return section
-
-
-@torch.no_grad()
-def _complete(session: Session, rows: list[PromptRow], deadline: Deadline) -> tuple[int, float]:
-    """Let members complete rows as in a step while there is time, two at least; return how many did, and the seconds.
-
-    The objective has their figures.
-    """
-    loss_of, eps = session.loss_of(rows), zeroth_order(session.config.optimizer).eps
-    session.objective.begin_step(0)
-    start = time.perf_counter()
-    for pair in range(MEMBERS // 2):
-        seconds = time.perf_counter() - start
-        if pair and not deadline.allows(seconds / pair):
-            return 2 * pair, seconds
-        with session.forward.perturbed(Direction(session.config.seed, 0, pair), eps):
-            loss_of()
-    return MEMBERS, time.perf_counter() - start
-
-
-def judge_spread(section: Section, figures: dict[str, Any], eps: float, samples: int) -> None:
-    """Report the rewards of the members; doubt equal ones.
-
-    Args:
-        figures: of a step, as in metrics.jsonl, with the numbers of `members` and `rows`, and their `seconds`.
-        eps: the run's.
-        samples: completions per row and member.
-    """
-    mean, tokens = figures["reward"], figures["length"] * figures["members"] * figures["rows"] * samples
-    among = f"{figures['members']} members at optimizer.eps={eps:g} on {count(figures['rows'], 'row')}"
-    speed = f"{short(tokens / figures['seconds'])} tokens per second" if figures["seconds"] else ""
-    equal = figures["reward_std"] == 0
-    text = (
-        f"no signal: all of {among} have the mean reward {mean:.4g}"
-        if equal
-        else (
-            f"{among} have the mean reward {mean:.4g}, from {figures['reward_min']:.4g} to {figures['reward_max']:.4g}"
-            f" (standard deviation {figures['reward_std']:.2g})"
-        )
-    )
-    ways = f"raise optimizer.eps ({eps:g} changes no completion enough)"
-    soften = "soften the reward: add parts that also count what is nearly right, objective.reward={NAME: WEIGHT, ...}"
-    advice = f"a step with equal members changes nothing: {ways}, or {soften}"
-    section.judge("spread", equal, f"{text}; {speed}", advice, eps=eps, **figures)
-
-
-def judge_agreement(section: Section, figures: dict[str, Any]) -> None:
-    """Report the fraction of rows on which all members have the same reward: they tell nothing."""
+    figures = session.objective.step_scalars(session.optimizer.count_forwards)
+    figures |= {"members": members, "rows": len(rows), "seconds": seconds}
+    _judge_spread(section, figures, eps, own.samples)
     fraction = figures["agreeing_rows"]
     text = f"on {percent(fraction)} of the rows all members have the same reward: they give no signal"
     advice = "use a larger batch_size, a larger optimizer.eps, or a reward with more levels"
     section.add(NOTE if fraction >= AGREEING else OK, "agreement", text, advice, agreeing_rows=fraction)
-
-
-def judge_length(section: Section, figures: dict[str, Any], limit: int) -> None:
-    """Report how long completions are; doubt a limit that most of them reach."""
     fraction = figures["truncated"]
     text = (
-        f"{percent(fraction)} of the completions are cut at objective.max_new_tokens={limit};"
+        f"{percent(fraction)} of the completions are cut at objective.max_new_tokens={own.max_new_tokens};"
         f" they have {figures['length']:.3g} tokens in the mean"
     )
     advice = "raise objective.max_new_tokens if an answer needs more, or end it by task.generate.stop"
     section.judge("truncated", fraction > TRUNCATED, text, advice, truncated=fraction, length=figures["length"])
+    return section
+
+
+def _judge_spread(section: Section, figures: dict[str, Any], eps: float, samples: int) -> None:
+    """Report the rewards of the members; doubt equal ones. `samples`: completions per row and member."""
+    members, rows, mean = figures["members"], figures["rows"], figures["reward"]
+    among = f"{members} members at optimizer.eps={eps:g} on {count(rows, 'row')}"
+    text = (
+        f"{among} have the mean reward {mean:.4g}, from {figures['reward_min']:.4g} to {figures['reward_max']:.4g}"
+        f" (standard deviation {figures['reward_std']:.2g})"
+    )
+    equal = figures["reward_std"] == 0
+    if equal:
+        text = f"no signal: all of {among} have the mean reward {mean:.4g}"
+    speed = figures["length"] * members * rows * samples / figures["seconds"]
+    advice = (
+        f"a step with equal members changes nothing: raise optimizer.eps ({eps:g} changes no completion enough), or"
+        " soften the reward: add parts that also count what is nearly right, objective.reward={NAME: WEIGHT, ...}"
+    )
+    section.judge("spread", equal, f"{text}; {short(speed)} tokens per second", advice, eps=eps, **figures)

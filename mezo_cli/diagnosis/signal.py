@@ -1,8 +1,19 @@
-"""Check the signal: is the difference of the two losses resolved, at which eps, and which learning rate suits it."""
+"""Check the signal: is the difference of the two losses resolved, at which eps, and which learning rate suits it.
+
+The losses at theta + eps z and theta - eps z are measured along several directions, for several eps and compute dtypes,
+in the order of their importance and until the time is up, so that a slow machine answers the first questions too: is
+the signal resolved at the run's own eps, which learning rate suits, what would another eps do.
+"""
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
 
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, TokenizedExample
@@ -10,13 +21,15 @@ from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
-from mezo_cli.diagnosis.losses import DIRECTIONS, EPS, FIRST, Losses, measure, plan_points, projected_grads
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import LossFn
-from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact
+from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact, measure_losses
 from mezo_cli.training.session import Session
 
 TITLE = "signal"
+EPS = (1e-4, 1e-3, 1e-2)
+DIRECTIONS = 32  # for the learning rate, which needs most of them
+FIRST, ROUND = 8, 4  # directions that are measured in every way, so many at a time
 MAX_ZEROS = 0.1
 FLOAT32_NOISE = 0.05  # of mean |g|; an eps at which float32 is worse does not serve as the slope
 GOOD, FINE = 0.2, 0.01  # relative error up to which the run's own eps is kept; up to which the largest eps is named
@@ -24,6 +37,24 @@ BETTER = 0.5  # times the error of the run's own eps, for another one to be name
 COMPARED = 2  # directions in which the run's own eps is compared with another one
 HEADER = ("eps", "dtype", "corr.", "error", "zeros", "off derivative", "directions")
 
+
+class Point(NamedTuple):
+    """What is measured: the losses of a batch along a direction.
+
+    Attributes:
+        direction: the step whose z is taken; -1 at theta itself.
+        batch: the step whose batch is taken.
+        eps: 0 at theta itself.
+        dtype: the compute dtype.
+    """
+
+    direction: int
+    batch: int
+    eps: float
+    dtype: str
+
+
+Losses = Mapping[Point, tuple[float, float]]  # loss_plus, loss_minus; twice the same at theta itself
 Row = tuple[float, str, Agreement, float]  # eps, dtype, agreement with float32 at that eps, error against the slope
 
 
@@ -39,7 +70,13 @@ def check(session: Session, train: list[TokenizedExample], sampler: BatchSampler
         return section
     eps, dtype = zeroth_order(config.optimizer).eps, config.model.compute_dtype
     whole = sampler.takes_all_rows
-    losses = measure(session, _loss_of(session, train, sampler), plan_points(eps, dtype, whole), deadline)
+
+    @lru_cache(maxsize=1)
+    def loss_of(step: int) -> LossFn:
+        numbers = sampler.batch(step)
+        return session.loss_of([train[i] for i in numbers], sampler.weights(numbers))
+
+    losses = measure(session, loss_of, plan_points(eps, dtype, whole), deadline)
     rows = compare(losses, eps)
     _name_cut(section, losses, rows, eps)
     if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
@@ -49,24 +86,116 @@ def check(session: Session, train: list[TokenizedExample], sampler: BatchSampler
     noise = rounding(losses, eps)
     better = judge_resolution(section, rows, eps, dtype, noise, describe_exact(session))
     _judge_zeros(section, rows, config)
-    estimated = learning_rate.estimate(learning_rate.whole_directions(losses, eps, whole), eps)
+    estimated = learning_rate.estimate(whole_directions(losses, eps, whole), eps)
     larger_eps = max(better, PAPER_EPS) if hides(noise) else None
     learning_rate.judge(section, estimated, config, larger_eps)
     return section
 
 
-def _loss_of(session: Session, train: list[TokenizedExample], sampler: BatchSampler) -> Callable[[int], LossFn]:
-    """Return a function from a step to the loss of its batch; the last one is kept."""
-    last: dict[int, LossFn] = {}
+# --- measure ---
 
-    def loss_of(step: int) -> LossFn:
-        if step not in last:
-            last.clear()
-            numbers = sampler.batch(step)
-            last[step] = session.loss_of([train[i] for i in numbers], sampler.weights(numbers))
-        return last[step]
 
-    return loss_of
+def batches_of(direction: int, whole: bool) -> tuple[int, int]:
+    """Return the two independent batches of a direction; with `whole` every batch has all rows."""
+    return (0, 0) if whole else (2 * direction, 2 * direction + 1)
+
+
+def plan_points(eps: float, dtype: str, whole: bool) -> Iterator[Point]:
+    """Yield what to measure, the most important first; a point may come twice.
+
+    The first directions are measured in every way: at the run's own eps, for the learning rate, at other eps, in the
+    dtype that is not the run's. The others serve the learning rate alone.
+
+    Args:
+        eps: the run's.
+        dtype: the run's compute dtype.
+        whole: a batch has all rows.
+    """
+    own, sizes = dict.fromkeys(("float32", dtype)), dict.fromkeys((eps, *EPS))
+    for start in range(0, DIRECTIONS, ROUND):
+        some = [(k, *batches_of(k, whole)) for k in range(start, start + ROUND)]
+        if start < FIRST:
+            yield from (Point(k, batch, eps, one) for k, batch, _ in some for one in own)
+        for k, *batches in some:
+            for batch in batches:
+                yield Point(k, batch, eps, "float32")
+                yield Point(-1, batch, 0.0, "float32")
+        for dtypes in (own, DTYPES) if start < FIRST else ():
+            yield from (Point(k, batch, size, one) for k, batch, _ in some for size in sizes for one in dtypes)
+
+
+@torch.no_grad()
+def measure(
+    session: Session, loss_of: Callable[[int], LossFn], points: Iterator[Point], deadline: Deadline
+) -> dict[Point, tuple[float, float]]:
+    """Measure points in order while there is time for the next one; the first one always.
+
+    Args:
+        session: theta and the compute dtype stay as they are.
+        loss_of: step -> the loss of its batch.
+        points: may come twice.
+        deadline: the time for it.
+    """
+    losses: dict[Point, tuple[float, float]] = {}
+    taken: dict[tuple[bool, str], float] = {}  # (a single loss or a pair, dtype) -> seconds
+    for point in points:
+        way = point.direction < 0, point.dtype
+        if point in losses:
+            continue
+        if losses and not deadline.allows(taken.get(way, 0.0)):
+            break
+        start, loss_fn, dtype = time.perf_counter(), loss_of(point.batch), DTYPES[point.dtype]
+        if point.direction < 0:
+            with session.forward.using_compute_dtype(dtype):
+                losses[point] = (float(loss_fn()),) * 2
+        else:
+            losses[point] = measure_losses(session, loss_fn, point.direction, point.eps, dtype)[:2]
+        seconds = time.perf_counter() - start
+        taken[way] = min(seconds, taken.get(way, seconds))
+    return losses
+
+
+def _name_cut(section: Section, losses: Losses, rows: list[Row], eps: float) -> None:
+    measured = len(projected_grads(losses, (eps, "float32"))[0])
+    if measured < DIRECTIONS:
+        section.cut.append(f"{DIRECTIONS - measured} of {DIRECTIONS} directions for the learning rate")
+    done = {size: min((row[2].directions for row in rows if row[0] == size), default=0) for size in sorted({*EPS, eps})}
+    short = [f"{size:g}" for size, directions in done.items() if directions < FIRST]
+    if short:
+        section.cut.append(f"some of {FIRST} directions for eps {', '.join(short)}")
+
+
+# --- what follows from the losses ---
+
+
+def projected_grads(losses: Losses, *ways: tuple[float, str]) -> list[list[float]]:
+    """Return g of the directions that are measured in all of some ways (eps, dtype): a list for each way.
+
+    Only the first batch of a direction counts, so that all lists are of the same directions and batches.
+    """
+    grads: list[list[float]] = [[] for _ in ways]
+    for point in losses:
+        points = [point._replace(eps=eps, dtype=dtype) for eps, dtype in ways]
+        is_first = point == points[0] and 0 <= point.batch <= 2 * point.direction
+        if is_first and all(one in losses for one in points):
+            for values, one in zip(grads, points, strict=True):
+                plus, minus = losses[one]
+                values.append((plus - minus) / (2 * one.eps))
+    return grads
+
+
+def whole_directions(losses: Losses, eps: float, whole: bool) -> np.ndarray:
+    """Return loss_plus, loss_minus and the loss at theta in float32, of the directions of which all are measured.
+
+    Returns:
+        float64, [directions, the two batches, 3].
+    """
+    rows = []
+    for k in sorted({point.direction for point in losses if point.direction >= 0}):
+        points = [(Point(k, batch, eps, "float32"), Point(-1, batch, 0.0, "float32")) for batch in batches_of(k, whole)]
+        if all(point in losses for both in points for point in both):
+            rows.append([[*losses[pair], losses[middle][0]] for pair, middle in points])
+    return np.array(rows, np.float64).reshape(-1, 2, 3)
 
 
 def rounding(losses: Losses, eps: float) -> float:
@@ -97,6 +226,9 @@ def compare(losses: Losses, eps: float) -> list[Row]:
                 error = max(error, rounding(losses, size)) if (size, dtype) == (resolved, "float32") else error
                 rows.append((size, dtype, agreement(g, exact), error))
     return rows
+
+
+# --- the findings ---
 
 
 def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, noise: float, plain: str) -> float:
@@ -175,13 +307,3 @@ def _judge_zeros(section: Section, rows: list[Row], config: Config) -> None:
     text = f"g is exactly 0 in {percent(own.zeros) if own.zeros else 'none'} of {count(own.directions, 'direction')}"
     advice = f"a step with g = 0 changes nothing: {ways}"
     section.judge("zeros", own.zeros > MAX_ZEROS, text, advice, zeros=own.zeros, directions=own.directions)
-
-
-def _name_cut(section: Section, losses: Losses, rows: list[Row], eps: float) -> None:
-    measured = len(projected_grads(losses, (eps, "float32"))[0])
-    if measured < DIRECTIONS:
-        section.cut.append(f"{DIRECTIONS - measured} of {DIRECTIONS} directions for the learning rate")
-    done = {size: min((row[2].directions for row in rows if row[0] == size), default=0) for size in sorted({*EPS, eps})}
-    short = [f"{size:g}" for size, directions in done.items() if directions < FIRST]
-    if short:
-        section.cut.append(f"some of {FIRST} directions for eps {', '.join(short)}")

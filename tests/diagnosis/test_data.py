@@ -8,7 +8,7 @@ import pytest
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example, Splits
 from mezo_cli.diagnosis import data
-from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Deadline, Finding, Section
+from mezo_cli.diagnosis.findings import DOUBT, OK, Finding, Section
 from mezo_cli.models import load_tokenizer
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.tasks.mlm import MlmEncoder
@@ -79,20 +79,19 @@ def test_empty_texts() -> None:
     assert "train.tsv:22, column 'sentence'" in found.text
 
 
-def test_a_sentence_that_is_cut_is_a_doubt_and_what_was_not_looked_at_is_unknown(
+def test_a_sentence_that_is_cut_is_a_doubt_and_of_many_rows_some_are_looked_at(
     roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = build_config([f"model.path={roberta}", "data=demo", "task.first_limit=4"])
     encoder = MlmEncoder(given.task, load_tokenizer(given.model, OBJECTIVES.implementation("mlm").model_kind))
 
-    def cut(examples: list[Example], seconds: float = 9.0) -> tuple[str, dict[str, Any]]:
-        encoded = {"train": encoder.encode_all(examples)}
-        found = judged(data.judge_cut_prompts, encoder, {"train": examples}, encoded, Deadline(seconds))
+    def cut(examples: list[Example]) -> tuple[str, dict[str, Any]]:
+        found = judged(data.judge_cut_prompts, encoder, {"train": examples})
         return found.verdict, found.figures["splits"]["train"]
 
     good, long = Example(("good",), 0), Example(("good " * 9,), 0)
     assert cut([good, good]) == (OK, {"rows": 2, "of": 2, "cut": 0})
     assert cut([good, long]) == (DOUBT, {"rows": 2, "of": 2, "cut": 1})
     assert encoder.tokenizer.model_max_length == 64  # `without_limits` leaves the tokenizer as it was
-    monkeypatch.setattr(data, "CHUNK", 1)
-    assert cut([good, long], 0.0) == (UNKNOWN, {"rows": 1, "of": 2, "cut": 0})
+    monkeypatch.setattr(data, "LOOKED_AT", 2)
+    assert cut([good, long, good]) == (OK, {"rows": 2, "of": 3, "cut": 0})

@@ -89,7 +89,7 @@ def test_the_whole_vocabulary_has_the_label_words_scores(kind: str, tmp_path: Pa
         own, every = session.objective.logits(batch), session.objective.vocabulary_logits(batch)
     assert every is not None
     assert every.shape == (2, len(session.loaded.tokenizer))
-    columns = label_words._label_columns(session)
+    columns = label_words.label_columns(session)
     if columns:
         assert torch.allclose(every[:, columns], own, atol=1e-5)
     with torch.no_grad():

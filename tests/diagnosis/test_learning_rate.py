@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from mezo_cli.diagnosis.learning_rate import estimate, whole_directions
-from mezo_cli.diagnosis.losses import Point, batches_of
+from mezo_cli.diagnosis.learning_rate import estimate
+from mezo_cli.diagnosis.signal import Point, batches_of, whole_directions
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction, make_noise

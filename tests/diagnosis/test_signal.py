@@ -10,7 +10,7 @@ from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis import learning_rate, signal
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.diagnosis.learning_rate import Estimate
-from mezo_cli.diagnosis.losses import Point, plan_points
+from mezo_cli.diagnosis.signal import Point, plan_points
 from mezo_cli.training.precision import Agreement
 from tests.diagnosis.sessions import config, load, named, only
 
@@ -157,6 +157,14 @@ def test_an_eps_is_judged_against_others(eps: float, rows: list[signal.Row], ver
     assert found.verdict == verdict
     assert ("rounding" in found.text) == (eps == 1e-7)
     assert ("try optimizer.eps=0.001" in found.advice) == (recommended != eps or eps == 1e-7)
+
+
+def test_the_record_has_no_number_that_json_lacks() -> None:
+    section = Section("signal")
+    section.add(OK, "x", "text", table=[("a",)], error=float("inf"), rows=[{"correlation": float("nan")}])
+    (record,) = section.record()["findings"]
+    assert record.keys() == {"name", "verdict", "text", "figures", "advice"}
+    assert record["figures"] == {"error": None, "rows": [{"correlation": None}]}
 
 
 def test_rounding_of_the_smallest_eps_is_its_error_not_0() -> None:
