@@ -1,5 +1,6 @@
 """The Hugging Face hub, or the server that HF_ENDPOINT names: its URL, and whether it is reachable."""
 
+import logging
 import os
 import socket
 import urllib.request
@@ -7,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
+
+log = logging.getLogger("mezo")
 
 _TIMEOUT = 5.0  # seconds to connect
 
@@ -40,6 +43,20 @@ def is_reachable() -> bool:
             return True
     except OSError:
         return False
+
+
+def warn_of_cache(what: str, commit: str | None) -> None:
+    """Say that something comes from the local cache as the server does not answer, unless offline was asked for."""
+    if not is_offline():
+        said = "warning: %s does not answer: %s is read from the local cache, at commit %s"
+        log.warning(said, hub_url(), what, commit or "unknown")
+
+
+def not_cached(missing: str, repository: str, revision: str | None, options: str = "") -> str:
+    """Return what the local cache lacks, why it is not downloaded, and the command that brings the repository."""
+    why = "HF_HUB_OFFLINE is set" if is_offline() else "the server does not answer"
+    command = f"hf download {options}{repository}{f' --revision {revision}' if revision else ''}"
+    return f"{why}, and the local cache lacks {missing}; with a network: {command}"
 
 
 @contextmanager

@@ -42,11 +42,10 @@ def _print(tables: Sequence[TextTable]) -> None:
 
 
 def _tables(described: dict[str, Any]) -> list[TextTable]:
-    splits = {name: one for name, one in described.items() if one is not None}
     tables = []
     for title, figure in (("rows per label", "labels"), ("words per row", "words")):
-        table = make_table(title, *next(iter(splits.values()))[figure])
-        for name, one in splits.items():
+        table = make_table(title, *described["train"][figure])
+        for name, one in described.items():
             table.add_row(f"  {name}", *(f"{n:g}" for n in one[figure].values()))
         tables.append(table)
     return tables

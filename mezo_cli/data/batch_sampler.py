@@ -42,15 +42,12 @@ class BatchSampler:
 
     def row(self, position: int) -> int:
         """Return the row at a position of all epochs, one after the other."""
-        return int(self._epoch(position // self.rows)[position % self.rows])
-
-    def _epoch(self, number: int) -> np.ndarray:
+        number, place = divmod(position, self.rows)
         if number not in self._epochs:
             self._epochs = {k: v for k, v in self._epochs.items() if k == number - 1}
             # The streams of RandomState are frozen; those of numpy's newer generators may change with its version.
-            shuffle = np.random.RandomState([self._seed, number, *self._stream]).permutation(self.rows)
-            self._epochs[number] = shuffle
-        return self._epochs[number]
+            self._epochs[number] = np.random.RandomState([self._seed, number, *self._stream]).permutation(self.rows)
+        return int(self._epochs[number][place])
 
 
 class ReplacementSampler(BatchSampler):

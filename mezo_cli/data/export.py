@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mezo_cli.config.schema import DataConfig, TaskConfig
-from mezo_cli.data import folder
 from mezo_cli.data.fewshot import limit, published_test
-from mezo_cli.data.splits import Subset, select_rows
+from mezo_cli.data.sources import open_other_tests
+from mezo_cli.data.splits import select_rows
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs.atomic import write_error, write_file, write_folder
 
@@ -29,21 +29,14 @@ def export(
         warn(note)
     dev_stem = task.files.dev
     test_stem = dev_stem.replace("dev", "test", 1)
-    subsets = {"train": selected.train, dev_stem: selected.dev}
-    if selected.test is not None:
-        subsets[test_stem] = selected.test
-        if "_" in test_stem:
-            for name, rows in folder.open_other_tests(task, selected.test.rows).items():
-                indices = list(range(len(rows))) if data.shots is None else published_test(len(rows))
-                subsets[f"{test_stem.partition('_')[0]}_{name}"] = Subset(rows, limit(indices, data.eval_limit))
-    contents = {}
-    for stem, subset in subsets.items():
-        table = subset.rows.table
-        contents[stem + table.suffix] = (table.header + "".join(map(table.line, subset.indices))).encode()
-    return _write(Path(out), contents)
-
-
-def _write(out: Path, contents: dict[str, bytes]) -> list[Path]:
+    parts = {"train": selected.train, dev_stem: selected.dev, test_stem: selected.test}
+    if selected.test is not None and "_" in test_stem:
+        for name, rows in open_other_tests(task, selected.test).items():
+            count = len(rows.labels)
+            kept = list(range(count)) if data.shots is None else published_test(count)
+            parts[f"{test_stem.partition('_')[0]}_{name}"] = rows.take(limit(kept, data.eval_limit))
+    tables = {stem: rows.table for stem, rows in parts.items() if rows is not None}
+    contents = {stem + table.suffix: table.export().encode() for stem, table in tables.items()}
     _check_output(out, contents)
     if out.is_dir() and any(out.iterdir()):
         try:

@@ -24,20 +24,11 @@ def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
     """Return the table of one file, or of all shards of a parquet split. Labels are not checked here."""
     path = paths[0]
     if path.suffix == ".parquet":
-        return _parquet(paths, task)
+        return _parquet(paths)
     text = _text(path)
     if path.suffix == ".tsv":
         return _tsv(path, text, task)
-    if path.suffix == ".csv":
-        return _csv(path, text, task)
-    text = text.removeprefix("\ufeff")
-    array = path.suffix == ".json" and text.lstrip().startswith("[")
-    return _json_table(path, _json_array(path, text) if array else _jsonl(path, text), task, has_lines=not array)
-
-
-def all_spellings(task: TaskConfig) -> tuple[tuple[str, ...], ...]:
-    """Return the spellings of the labels in files and on the hub, for files that may come from either."""
-    return (tuple(task.files.labels), tuple(task.hub.labels))
+    return _csv(path, text, task) if path.suffix == ".csv" else _json(path, text.removeprefix("\ufeff"))
 
 
 def _text(path: Path) -> str:
@@ -70,54 +61,31 @@ def _tsv(path: Path, text: str, task: TaskConfig) -> Table:
     columns, has_header = _columns(path, rows[0].lstrip("\ufeff").rstrip("\r").split("\t"), task)
     header, first = (rows[0] + "\n", 2) if has_header else ("", 1)
     rows = rows[1:] if has_header else [rows[0].removeprefix("\ufeff"), *rows[1:]]
-    tabs = len(columns) - 1
-    for i, row in enumerate(rows):
-        if row.count("\t") != tabs:
-            raise UserError(_damaged(f"{path}:{first + i}", row.count("\t") + 1, columns))
-    return Table(
-        name=path.name,
-        path=str(path),
-        suffix=".tsv",
-        columns=columns,
-        rows=rows,
-        line_numbers=range(first, first + len(rows)),
-        header=header,
-        default_columns=not has_header,
-        label_spellings=(tuple(task.files.labels),),
-    )
+    numbers = range(first, first + len(rows))
+    for row, number in zip(rows, numbers, strict=True):
+        _check_count(f"{path}:{number}", row.count("\t") + 1, columns)
+    return Table(path.name, str(path), ".tsv", columns, rows, numbers, header, True, not has_header, ("files",))
 
 
 def _csv(path: Path, text: str, task: TaskConfig) -> Table:
     """Read CSV with standard quoting; a field may span lines. Exports use minimal quoting, as pandas does."""
     csv.field_size_limit(_FIELD_LIMIT)  # of the process: by default 131,072 characters
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
-    rows, line_numbers, start = [], [], 1
+    rows, numbers, start = [], [], 1
     try:
         for row in reader:
             if row:
                 rows.append(row)
-                line_numbers.append(start)
+                numbers.append(start)
             start = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path}:{start}: damaged quoting in the row that starts here ({error})") from None
     columns, has_header = _columns(path, rows[0], task)
+    for row, number in zip(rows, numbers, strict=True):
+        _check_count(f"{path}:{number}", len(row), columns)
     if has_header:
-        rows, line_numbers = rows[1:], line_numbers[1:]
-    for row, number in zip(rows, line_numbers, strict=True):
-        if len(row) != len(columns):
-            raise UserError(_damaged(f"{path}:{number}", len(row), columns))
-    return Table(
-        name=path.name,
-        path=str(path),
-        suffix=".csv",
-        columns=columns,
-        rows=rows,
-        line_numbers=line_numbers,
-        header=csv_line(columns) if has_header else "",
-        default_columns=not has_header,
-        label_spellings=all_spellings(task) if has_header else (tuple(task.files.labels),),
-        ambiguous_numbers=has_header,
-    )
+        return Table(path.name, str(path), ".csv", columns, rows[1:], numbers[1:], csv_line(columns))
+    return Table(path.name, str(path), ".csv", columns, rows, numbers, "", True, True, ("files",))
 
 
 def _columns(path: Path, first: list[str], task: TaskConfig) -> tuple[list[str], bool]:
@@ -131,33 +99,42 @@ def _columns(path: Path, first: list[str], task: TaskConfig) -> tuple[list[str],
         return first, True
     if len(first) == len(task.files.columns):
         return list(task.files.columns), False
-    if needed & renamed:
-        return first, True  # a header that lacks columns: the caller names them
-    raise UserError(_damaged(f"{path}:1", len(first), task.files.columns))
+    if not needed & renamed:
+        _check_count(f"{path}:1", len(first), task.files.columns)
+    return first, True  # a header that lacks columns: the caller names them
 
 
-def _damaged(location: str, count: int, columns: list[str]) -> str:
-    names = join(columns) if len(columns) <= 6 else f"{join(columns[:5])}, ... {columns[-1]}"
-    return f"{location}: damaged row: {count} field{'s' * (count != 1)}, expected {len(columns)} ({names})"
+def _check_count(location: str, count: int, columns: list[str]) -> None:
+    """Refuse a row with another number of fields than there are columns."""
+    if count != len(columns):
+        names = join(columns) if len(columns) <= 6 else f"{join(columns[:5])}, ... {columns[-1]}"
+        fields = f"{count} field{'s' * (count != 1)}"
+        raise UserError(f"{location}: damaged row: {fields}, expected {len(columns)} ({names})")
 
 
-def _jsonl(path: Path, text: str) -> list[tuple[int, Any]]:
-    """Read one JSON object per line; empty lines are skipped."""
-    objects = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                objects.append((number, json.loads(line, object_pairs_hook=_object)))
-            except (ValueError, RecursionError) as error:  # ValueError: also an integer of more than 4,300 digits
-                raise UserError(f"{path}:{number}: not a JSON object: {error}") from None
-    return objects
-
-
-def _json_array(path: Path, text: str) -> list[tuple[int, Any]]:
+def _json(path: Path, text: str) -> Table:
+    """Read one JSON object per line, where empty lines are skipped; or in a .json file an array of them."""
+    has_lines = path.suffix != ".json" or not text.lstrip().startswith("[")
+    rows, number = [], 1
     try:
-        return list(enumerate(json.loads(text, object_pairs_hook=_object), start=1))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}:{getattr(error, 'lineno', 1)}: not a JSON array: {error}") from None
+        if has_lines:
+            for number, line in enumerate(text.split("\n"), 1):
+                if line.strip():
+                    rows.append((number, json.loads(line, object_pairs_hook=_object)))
+        else:
+            rows = list(enumerate(json.loads(text, object_pairs_hook=_object), 1))
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of more than 4,300 digits
+        place, kind = (number, "object") if has_lines else (getattr(error, "lineno", 1), "array")
+        raise UserError(f"{path}:{place}: not a JSON {kind}: {error}") from None
+    columns: dict[str, None] = {}  # an ordered set: every key of any row
+    for number, record in rows:
+        if not isinstance(record, dict):
+            location = f"{path}:{number}" if has_lines else f"{path} row {number}"
+            raise UserError(f"{location}: damaged row: a JSON object is needed, not {type(record).__name__}")
+        columns.update(dict.fromkeys(record))
+    fields = [tuple(record.get(name, ABSENT) for name in columns) for _, record in rows]
+    numbers = [number for number, _ in rows]
+    return Table(path.name, str(path), ".jsonl", list(columns), fields, numbers, has_lines=has_lines)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -169,29 +146,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _json_table(path: Path, objects: list[tuple[int, Any]], task: TaskConfig, has_lines: bool) -> Table:
-    columns: dict[str, None] = {}  # an ordered set: every key of any row
-    for number, record in objects:
-        if not isinstance(record, dict):
-            location = f"{path}:{number}" if has_lines else f"{path} row {number}"
-            raise UserError(f"{location}: damaged row: a JSON object is needed, not {type(record).__name__}")
-        columns.update(dict.fromkeys(record))
-    names = list(columns)
-    return Table(
-        name=path.name,
-        path=str(path),
-        suffix=".jsonl",
-        columns=names,
-        rows=[tuple(record.get(name, ABSENT) for name in names) for _, record in objects],
-        line_numbers=[number for number, _ in objects],
-        has_lines=has_lines,
-        label_spellings=all_spellings(task),
-        ambiguous_numbers=True,
-    )
-
-
-def _parquet(paths: Sequence[Path], task: TaskConfig) -> Table:
-    """Read Parquet. Integers of a ClassLabel column become names, since the hub's class order is not the task's."""
+def _parquet(paths: Sequence[Path]) -> Table:
     import pyarrow as pa  # slow to import, and needed here only
     import pyarrow.parquet as pq
 
@@ -199,36 +154,30 @@ def _parquet(paths: Sequence[Path], task: TaskConfig) -> Table:
         table = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{paths[0]}: no readable Parquet file: {str(error).splitlines()[0]}") from None
-    values = []
-    for name in table.column_names:
-        column = table.column(name).to_pylist()
-        names = _class_names(table.schema.metadata or {}, name)
-        values.append([class_name(value, names) for value in column] if names else column)
     name = paths[0].name if len(paths) == 1 else f"{paths[0].name} ... {paths[-1].name}"
-    path = str(paths[0].with_name(name))
+    return arrow_table(name, str(paths[0].with_name(name)), table)
+
+
+def arrow_table(name: str, path: str, table: Any, **options: Any) -> Table:
+    """Return a pyarrow table. Integers of a ClassLabel become names: the hub's class order is not the task's.
+
+    The names are in the metadata that the `datasets` library writes; `options` are further fields of `Table`.
+    """
+    try:
+        features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        features = {}
+    values = []
+    for column in table.column_names:
+        feature = features.get(column)
+        is_class = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        names = feature.get("names") or [] if is_class else []
+        values.append([class_name(value, names) for value in table.column(column).to_pylist()])
     rows = list(zip(*values, strict=True))
-    return Table(
-        name=name,
-        path=path,
-        suffix=".jsonl",
-        columns=table.column_names,
-        rows=rows,
-        line_numbers=range(1, len(rows) + 1),
-        has_lines=False,
-        label_spellings=all_spellings(task),
-        ambiguous_numbers=True,
-    )
+    numbers = range(1, len(rows) + 1)
+    return Table(name, path, ".jsonl", table.column_names, rows, numbers, has_lines=False, **options)
 
 
 def class_name(value: Any, names: Sequence[str]) -> Any:
     """Return the name of a ClassLabel's integer; any other value (-1 for a row without a label, null) as it is."""
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
-
-
-def _class_names(metadata: dict[bytes, bytes], column: str) -> list[str] | None:
-    """Return a column's class names from the metadata that the `datasets` library writes into Parquet files."""
-    try:
-        feature = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"][column]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None

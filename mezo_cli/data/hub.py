@@ -1,6 +1,5 @@
 """Load rows from the Hugging Face hub, a server with its interface (HF_ENDPOINT), or the local cache."""
 
-import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -10,12 +9,10 @@ from typing import Any
 
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.console import is_live
-from mezo_cli.data.files import class_name
-from mezo_cli.data.table import Source, Table, TaskRows, task_rows
-from mezo_cli.errors import UserError
-from mezo_cli.hub import hub_url, is_offline, is_reachable, progress_bars
-
-log = logging.getLogger("mezo")
+from mezo_cli.data.files import arrow_table
+from mezo_cli.data.table import Source, TaskRows, task_rows
+from mezo_cli.errors import UserError, first_line
+from mezo_cli.hub import hub_url, is_offline, is_reachable, not_cached, progress_bars, warn_of_cache
 
 
 def open_source(task: TaskConfig) -> Source:
@@ -29,45 +26,24 @@ def open_source(task: TaskConfig) -> Source:
     folders = [Path(file["filename"]).parent for file in loaded[hub.train].cache_files] + [downloaded or Path()]
     commits = (folder.name for folder in folders if re.fullmatch("[0-9a-f]{40}", folder.name))  # it names its folder
     revision = next(commits, None)
-    if cache_only and not is_offline():
-        log.warning(
-            "warning: %s does not answer: data set %s is read from the local cache, at commit %s",
-            hub_url(),
-            hub.path,
-            revision or "unknown",
-        )
+    if cache_only:
+        warn_of_cache(f"data set {hub.path}", revision)
     rows = {split: _rows(task, split, dataset) for split, dataset in loaded.items()}
     return Source(rows[hub.train], rows.get(hub.dev or ""), rows.get(hub.test or ""), revision=revision)
 
 
 def _rows(task: TaskConfig, split: str, dataset: Any) -> TaskRows:
-    columns = list(dataset.column_names)
-    batch = dataset.with_format(None)[:]
-    values = []
-    for column in columns:
-        names = getattr(dataset.features[column], "names", None)
-        values.append([class_name(value, names) for value in batch[column]] if names else batch[column])
     name = "/".join(part for part in (task.hub.path, task.hub.name, split) if part)
-    rows = list(zip(*values, strict=True))
-    table = Table(
-        name=name,
-        path=f"hub data set {name}",
-        suffix=".jsonl",
-        columns=columns,
-        rows=rows,
-        line_numbers=range(1, len(rows) + 1),
-        has_lines=False,
-        label_spellings=(tuple(task.hub.labels),),
-    )
-    return task_rows(table, task)
+    table = dataset.with_format("arrow")[:].replace_schema_metadata(dataset.features.arrow_schema.metadata)
+    return task_rows(arrow_table(name, f"hub data set {name}", table, spelled_as=("hub",)), task)
 
 
 def _downloaded(task: TaskConfig) -> Path | None:
     """Return the folder of a data set in the hub's local cache, as `hf download` makes it; None if it is not there."""
     import huggingface_hub
 
+    name, revision = str(task.hub.path), task.hub.revision
     try:
-        name, revision = str(task.hub.path), task.hub.revision
         return Path(
             huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True)
         )
@@ -90,12 +66,9 @@ def _load(task: TaskConfig, split: str, cache_only: bool, downloaded: Path | Non
                     raise
                 return datasets.load_dataset(str(downloaded), hub.name, split=split)
     except Exception as error:  # exceptions of datasets, huggingface_hub, httpx and pyarrow
-        reason = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         if cache_only and isinstance(error, OSError):  # ConnectionError, FileNotFoundError
-            reason = "HF_HUB_OFFLINE is set" if is_offline() else "the server does not answer"
-            revision = f" --revision {hub.revision}" if hub.revision else ""
-            command = f"hf download --repo-type dataset {hub.path}{revision}"
-            reason += f", and the local cache lacks {hub.path}; with a network: {command}"
+            reason = not_cached(hub.path, hub.path, hub.revision, "--repo-type dataset ")
         what = hub.path + (f" ({hub.name})" if hub.name else "") + (f" at {hub.revision}" if hub.revision else "")
         raise UserError(
             f"data=hub: cannot load data set {what}, split {split}, from {hub_url()}: {reason}; "

@@ -4,40 +4,18 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from mezo_cli.config.schema import Config, DataConfig, Example, FilesConfig, Splits, TaskConfig
-from mezo_cli.data import demo, fewshot, folder, hub
+from mezo_cli.config.schema import Config, DataConfig, Example, Splits, TaskConfig
+from mezo_cli.data import fewshot
+from mezo_cli.data.sources import open_source
 from mezo_cli.data.table import Source, TaskRows
 from mezo_cli.errors import UserError, join
 
 log = logging.getLogger("mezo")
 
 
-@dataclass(frozen=True)
-class Subset:
-    """Some rows of a table, in the order in which they are used."""
-
-    rows: TaskRows
-    indices: list[int]
-
-    def examples(self) -> list[Example]:
-        """Return the examples of the subset."""
-        return [self.rows.example(i) for i in self.indices]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The rows of train, dev and test; `test` is None if there is none. `revision` is that of the source."""
-
-    train: Subset
-    dev: Subset
-    test: Subset | None
-    notes: list[str] = field(default_factory=list)
-    revision: str | None = None
-
-
-def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
+def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
     """Open the data source and select the rows of train, dev and test.
 
     - With `data.shots`: the published few-shot rules on train; test is the official dev set (.tsv) or the test set.
@@ -63,47 +41,40 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Selection:
         raise UserError(
             "data.as_released=true is read with data.train_size alone, or by a task with task.generate.stop"
         )
-    if isinstance(data, FilesConfig):
-        source = folder.open_source(task, data)
-    else:
-        source = demo.open_source(task) if data.name == "demo" else hub.open_source(task)
+    source = open_source(task, data)
     has_test = source.test is not None or source.dev is not None
     if data.test_size is not None and not has_test:
         source = _hold_out_test(source, data, seed)
-    notes = [*source.notes, *(n for rows in (source.train, source.dev, source.test) if rows for n in rows.notes)]
+    whole, official = source.train, source.test or source.dev
+    notes = [*source.notes, *(n for rows in (whole, source.dev, source.test) if rows for n in rows.notes)]
     if data.shots is not None:
-        absent = [label for i, label in enumerate(task.labels) if i not in set(source.train.labels)]
+        absent = [label for i, label in enumerate(task.labels) if i not in set(whole.labels)]
         if absent:
-            raise UserError(f"data.shots={data.shots}: {source.train.table.path} has no row of class {join(absent)}")
-        splits = fewshot.few_shot(source.train.labels, data.shots, seed)
-        train, dev = (Subset(source.train, indices) for indices in splits)
-        official = source.test if source.test is not None else source.dev
-        test = Subset(official, fewshot.published_test(len(official))) if official is not None else None
+            raise UserError(f"data.shots={data.shots}: {whole.table.path} has no row of class {join(absent)}")
+        train, dev = (whole.take(rows) for rows in fewshot.few_shot(whole.labels, data.shots, seed))
+        test = official.take(fewshot.published_test(len(official.labels))) if official else None
         notes += _rare_classes(task, "dev", dev, data.shots)
     elif source.dev is not None and source.test is not None:
-        train, dev, test = _all_rows(source.train), _all_rows(source.dev), _all_rows(source.test)
+        train, dev, test = whole, source.dev, source.test
         if data.train_size is not None:
-            train, _ = _sample(source.train, data.train_size, 0, seed)
+            train, _ = _sample(whole, data.train_size, 0, seed)
     else:
-        if data.train_size is None:
-            train, dev = _held_out(source.train, data.dev_size, seed)
-        else:
-            train, dev = _sample(source.train, *_sizes(len(source.train), data), seed)
-        if len(train.indices) < (data.train_size or 0):
-            why = f"{source.train.table.name} has {len(source.train)}"
-            notes.append(f"train: {len(train.indices)} rows, not data.train_size={data.train_size}: {why}")
-        official = source.test if source.test is not None else source.dev
-        test = _all_rows(official) if official is not None else None
-        origin = official.table.name if official is not None else "none"
-        origin = origin if has_test or official is None else f"{data.test_size} other rows of it"
-        notes.append(f"dev: {len(dev.indices)} rows held out of {source.train.table.name}; test: {origin}")
+        train, dev = _train_and_dev(whole, data, seed)
+        if len(train.labels) < (data.train_size or 0):
+            why = f"{whole.table.name} has {len(whole.labels)}"
+            notes.append(f"train: {len(train.labels)} rows, not data.train_size={data.train_size}: {why}")
+        test = official
+        origin = official.table.name if official else "none"
+        origin = origin if has_test or not official else f"{data.test_size} other rows of it"
+        notes.append(f"dev: {len(dev.labels)} rows held out of {whole.table.name}; test: {origin}")
     notes += _rare_classes(task, "train", train, data.shots)
-    dev = Subset(dev.rows, fewshot.limit(dev.indices, data.eval_limit))
+    dev = _limit(dev, data)
     if test is not None and data.test_size is not None and has_test:  # permuted also where all are taken, as released
-        drawn, _ = fewshot.sample(len(test.indices), min(data.test_size, len(test.indices)), 0, seed)
-        test = Subset(test.rows, [test.indices[i] for i in drawn])
-    test = Subset(test.rows, fewshot.limit(test.indices, data.eval_limit)) if test is not None else None
-    return Selection(train, dev, test, notes, source.revision)
+        count = len(test.labels)
+        test = test.take(fewshot.sample(count, min(data.test_size, count), 0, seed)[0])
+    draws_all = data.shots is None and data.train_size is None  # for demonstrations: rows held out as dev included
+    test = _limit(test, data) if test else None
+    return Source(train, dev, test, notes, source.revision, whole if draws_all else train)
 
 
 def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
@@ -113,32 +84,29 @@ def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
     `data_task`) have all columns. With `task.demonstrations`, rows of dev and test have theirs. `seed` is the config's
     `data_seed`. Warnings are in `Splits.notes`.
     """
-    selected = select_rows(task, data, seed)
-    for name, subset in (("train", selected.train), ("dev", selected.dev)):
-        if not subset.indices:
-            why = f" (data.shots={data.shots}; {'; '.join(selected.notes)})" if data.shots else ""
-            raise UserError(f"{subset.rows.table.path}: no rows are left for {name}, which training needs{why}")
-    train, dev = selected.train.examples(), selected.dev.examples()
-    test = selected.test.examples() if selected.test is not None else None
+    rows = select_rows(task, data, seed)
+    assert rows.dev is not None
+    for name, part in (("train", rows.train), ("dev", rows.dev)):
+        if not part.labels:
+            why = f" (data.shots={data.shots}; {'; '.join(rows.notes)})" if data.shots else ""
+            raise UserError(f"{part.table.path}: no rows are left for {name}, which training needs{why}")
+    train, dev = rows.train.examples(), rows.dev.examples()
+    test = None if rows.test is None else rows.test.examples()
     fingerprint = _fingerprint(train, dev, test)
-    if task.demonstrations:
-        source = selected.train
-        draws_all = data.shots is None and data.train_size is None  # rows held out as dev included
-        pool = list(range(len(source.rows))) if draws_all else source.indices
-        dev = _with_demonstrations(dev, selected.dev, Subset(source.rows, pool), task.demonstrations, seed)
-        if test is not None and selected.test is not None:
-            test = _with_demonstrations(test, selected.test, Subset(source.rows, pool), task.demonstrations, seed)
-    return Splits(train, dev, test, fingerprint, selected.notes, selected.revision)
+    if task.demonstrations and rows.pool is not None:
+        dev = _with_demonstrations(dev, rows.pool, task.demonstrations, seed)
+        test = None if test is None else _with_demonstrations(test, rows.pool, task.demonstrations, seed)
+    return Splits(train, dev, test, fingerprint, rows.notes, rows.revision)
 
 
-def _with_demonstrations(rows: list[Example], subset: Subset, pool: Subset, count: int, seed: int) -> list[Example]:
+def _with_demonstrations(rows: list[Example], pool: TaskRows, count: int, seed: int) -> list[Example]:
     """Return rows with their demonstrations; a row of the pool is none of its own."""
-    if len(pool.indices) <= count:
-        why = f"needs more than {count} rows of train to draw from, and there are {len(pool.indices)}"
-        raise UserError(f"{pool.rows.table.path}: task.demonstrations={count} {why}")
-    places = {row: place for place, row in enumerate(pool.indices)} if subset.rows is pool.rows else {}
-    sets = fewshot.demonstrations(count, len(pool.indices), [places.get(row) for row in subset.indices], seed)
     examples = pool.examples()
+    if len(examples) <= count:
+        why = f"needs more than {count} rows of train to draw from, and there are {len(examples)}"
+        raise UserError(f"{pool.table.path}: task.demonstrations={count} {why}")
+    places = {example.where: place for place, example in enumerate(examples)}
+    sets = fewshot.demonstrations(count, len(examples), [places.get(row.where) for row in rows], seed)
     return [
         replace(row, demonstrations=tuple(examples[i] for i in drawn)) for row, drawn in zip(rows, sets, strict=True)
     ]
@@ -154,49 +122,51 @@ def load_splits(config: Config) -> Splits:
 
 def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
     """Make a test set of a source that has train alone: stratified, or with `data.train_size` uniform, as dev is."""
-    rows, size, setting = source.train, data.test_size or 0, f"data.test_size={data.test_size}"
-    if len(rows) < size + 2:
-        raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for {setting}: train and dev need one each")
+    rows, size, count = source.train, data.test_size or 0, len(source.train.labels)
+    if count < size + 2:
+        why = f"too few for data.test_size={data.test_size}: train and dev need one each"
+        raise UserError(f"{rows.table.path}: {count} rows, {why}")
     if data.train_size is None:
         rest, test = fewshot.hold_out(rows.labels, size, seed)
     else:
-        rest, test = (sorted(part) for part in fewshot.sample(len(rows), len(rows) - size, size, seed))
+        rest, test = (sorted(part) for part in fewshot.sample(count, count - size, size, seed))
     return replace(source, train=rows.take(rest), test=replace(rows.take(test), notes=[]))
 
 
-def _all_rows(rows: TaskRows) -> Subset:
-    return Subset(rows, list(range(len(rows))))
-
-
-def _held_out(rows: TaskRows, size: int, seed: int) -> tuple[Subset, Subset]:
-    if len(rows) < 2:
-        raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
-    train, dev = fewshot.hold_out(rows.labels, max(1, min(size, len(rows) // 10)), seed)
-    return Subset(rows, train), Subset(rows, dev)
-
-
-def _sizes(count: int, data: DataConfig) -> tuple[int, int]:
-    """Return the sizes of train and dev that are drawn from `count` rows: those asked for, or all rows if too few.
+def _train_and_dev(rows: TaskRows, data: DataConfig, seed: int) -> tuple[TaskRows, TaskRows]:
+    """Draw train and dev from the same rows; with `data.train_size` as many as asked for, or all rows if too few.
 
     Then dev has at most half of them, or with `data.as_released` all of its rows.
     """
-    train, dev = data.train_size or count, data.dev_size
-    if count < train + dev and not data.as_released:
-        dev = min(dev, max(count // 2, count - train))
-    return (min(train, count - dev) if count > dev else train), dev
+    count, dev = len(rows.labels), data.dev_size
+    if data.train_size is not None:
+        if count < data.train_size + dev and not data.as_released:
+            dev = min(dev, max(count // 2, count - data.train_size))
+        return _sample(rows, min(data.train_size, count - dev) if count > dev else data.train_size, dev, seed)
+    if count < 2:
+        raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
+    train, held_out = fewshot.hold_out(rows.labels, max(1, min(dev, count // 10)), seed)
+    return rows.take(train), rows.take(held_out)
 
 
-def _sample(rows: TaskRows, train: int, dev: int, seed: int) -> tuple[Subset, Subset]:
-    if len(rows) < train + dev:
+def _sample(rows: TaskRows, train: int, dev: int, seed: int) -> tuple[TaskRows, TaskRows]:
+    count = len(rows.labels)
+    if count < train + dev:
         more = f" and data.dev_size={dev}" if dev else ""
-        raise UserError(f"{rows.table.path}: {len(rows)} rows, too few for data.train_size={train}{more}")
-    splits = fewshot.sample(len(rows), train, dev, seed)
-    return Subset(rows, splits[0]), Subset(rows, splits[1])
+        raise UserError(f"{rows.table.path}: {count} rows, too few for data.train_size={train}{more}")
+    drawn = fewshot.sample(count, train, dev, seed)
+    return rows.take(drawn[0]), rows.take(drawn[1])
 
 
-def _rare_classes(task: TaskConfig, name: str, subset: Subset, shots: int | None) -> list[str]:
+def _limit(rows: TaskRows, data: DataConfig) -> TaskRows:
+    """Return at most `data.eval_limit` rows."""
+    count = len(rows.labels)
+    return rows if data.eval_limit is None else rows.take(fewshot.limit(list(range(count)), data.eval_limit))
+
+
+def _rare_classes(task: TaskConfig, name: str, rows: TaskRows, shots: int | None) -> list[str]:
     """Return a note that names the classes with fewer than `shots` rows; without shots, those with none."""
-    counts = Counter(subset.rows.labels[i] for i in subset.indices)
+    counts = Counter(rows.labels)
     short = [f"'{label}' {counts[i]}" for i, label in enumerate(task.labels) if counts[i] < (shots or 1)]
     few = "no" if shots is None else f"fewer than {shots}"
     return [f"{name}: {few} rows for class {join(short)}"] if short else []

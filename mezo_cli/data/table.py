@@ -37,23 +37,26 @@ class Table:
     rows: Sequence[Any]
     line_numbers: Sequence[int]
     header: str = ""  # the first line of an export
-    has_lines: bool = True
-    ambiguous_numbers: bool = False  # label numbers may follow another order than the task's: note how they are read
+    has_lines: bool = True  # else rows are numbered
     default_columns: bool = False  # the columns are task.files.columns, since the file has no header
-    label_spellings: tuple[tuple[str, ...], ...] = ()  # of the labels in this source, besides task.labels
+    spelled_as: tuple[str, ...] = ("files", "hub")  # whose `labels` in the task spell the labels, besides task.labels
 
     def fields(self, i: int) -> Sequence[Any]:
         """Return the fields of row `i`, in the order of the columns."""
         row = self.rows[i]
         return row.removesuffix("\r").split("\t") if isinstance(row, str) else row
 
-    def line(self, i: int) -> str:
-        """Return row `i` as a line of an export, with its line end."""
-        row = self.rows[i]
-        if self.suffix == ".jsonl":
-            record = {name: value for name, value in zip(self.columns, row, strict=True) if value is not ABSENT}
-            return json.dumps(record, ensure_ascii=False, default=str) + "\n"
-        return csv_line(row) if self.suffix == ".csv" else row + "\n"
+    def export(self) -> str:
+        """Return the content of a file of these rows."""
+        if self.suffix == ".tsv":
+            lines = [row + "\n" for row in self.rows]
+        elif self.suffix == ".csv":
+            lines = [csv_line(row) for row in self.rows]
+        else:
+            pairs = (zip(self.columns, row, strict=True) for row in self.rows)
+            records = ({name: value for name, value in row if value is not ABSENT} for row in pairs)
+            lines = [json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records]
+        return self.header + "".join(lines)
 
     def location(self, i: int, full: bool = False) -> str:
         """Return where row `i` is: `train.tsv:17`, or `train.parquet row 17`; if `full`, with the path."""
@@ -73,19 +76,21 @@ class Table:
         return tuple(fields[column] for column in columns)
 
     def find_columns(self, columns: Sequence[str], task: TaskConfig, hint: str = "") -> list[int]:
-        """Return the index of each column that the task names."""
-        indices = []
-        for column in columns:
-            index = self.find_column(column, task.rename)
-            if index is None:
-                raise UserError(
-                    f"{self.path}: no column '{column}', which task '{task.name}' reads; the columns are: "
-                    f"{join(self.columns)}{near_column(column, self.columns)}{hint.format(column)}"
-                )
-            indices.append(index)
+        """Return the index of each column that the task names; `hint` ends the error line of one that is not there."""
+        indices = [self.find_column(column, task.rename) for column in columns]
+        if None in indices:
+            missing = columns[indices.index(None)]
+            near = did_you_mean(missing, self.columns)
+            for separator, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
+                if len(self.columns) == 1 and missing in self.columns[0].split(separator):
+                    near = f" (its fields are separated by {name}: a .csv needs commas, a .tsv tabs)"
+            raise UserError(
+                f"{self.path}: no column '{missing}', which task '{task.name}' reads; the columns are: "
+                f"{join(self.columns)}{near}{hint.format(missing)}"
+            )
         if not self.rows:
             raise UserError(f"{self.path}: no rows")
-        return indices
+        return [index for index in indices if index is not None]
 
     def find_column(self, column: str, rename: dict[str, str]) -> int | None:
         """Return the index of the first source column that `rename` maps to `column`, or else of `column` itself.
@@ -119,28 +124,30 @@ class TaskRows:
     all_columns: dict[str, int] | None = None
     notes: list[str] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def example(self, i: int) -> Example:
-        """Return row `i`."""
-        where = self.table.location(i)
-        if self.all_columns is None:
-            return Example(self.table.texts(i, self.text_columns), self.labels[i], where)
-        fields = self.table.fields(i)
-        row = {name: fields[column] for name, column in self.all_columns.items() if fields[column] is not ABSENT}
-        return unlabelled_row(row, where, self.table.location(i, full=True))
+    def examples(self) -> list[Example]:
+        """Return the rows, each with its place in its file."""
+        made = []
+        for i, label in enumerate(self.labels):
+            where = self.table.location(i)
+            if self.all_columns is None:
+                made.append(Example(self.table.texts(i, self.text_columns), label, where))
+                continue
+            fields = self.table.fields(i)
+            row = {name: fields[column] for name, column in self.all_columns.items() if fields[column] is not ABSENT}
+            made.append(unlabelled_row(row, where, self.table.location(i, full=True)))
+        return made
 
     def take(self, rows: Sequence[int]) -> "TaskRows":
-        """Return some of the rows, as the rows of a table of their own."""
+        """Return some of the rows, in this order."""
         return replace(self, table=self.table.take(rows), labels=[self.labels[i] for i in rows])
 
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of one data source.
+    """The rows of one data source, or those of a run that are drawn from it; None for a split that is not there.
 
-    `dev` and `test` are None where the source has none. `revision` is the commit of a data set on the hub.
+    `notes` are warnings to show, and `revision` is the commit of a data set on the hub. Of the rows of a run, `pool`
+    are those that demonstrations are drawn from.
     """
 
     train: TaskRows
@@ -148,6 +155,7 @@ class Source:
     test: TaskRows | None = None
     notes: list[str] = field(default_factory=list)
     revision: str | None = None
+    pool: TaskRows | None = None
 
 
 def csv_line(row: Sequence[str]) -> str:
@@ -166,14 +174,6 @@ def check_text(value: Any, where: str, column: str) -> None:
     if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
         bad = "a NUL character" if "\0" in value else "an unpaired surrogate"
         raise UserError(f"{where}: column '{column}' contains {bad}")
-
-
-def near_column(wanted: str, columns: Sequence[str]) -> str:
-    """Return the end of an error line about a missing column: the nearest one, or that the separator is another."""
-    for separator, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
-        if len(columns) == 1 and wanted in columns[0].split(separator):
-            return f" (its fields are separated by {name}: a .csv needs commas, a .tsv tabs)"
-    return did_you_mean(wanted, columns)
 
 
 def read_columns(task: TaskConfig) -> list[str]:
@@ -203,12 +203,12 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
         table, values = table.take(kept), [values[i] for i in kept]
         if not values:
             raise UserError(f"{table.path}: no row has a label")
-    ids = _label_ids(table, task, values)
-    numbers = sorted({(value, i) for value, i in zip(values, ids, strict=True) if value.isdecimal()})
-    if table.ambiguous_numbers and numbers:
+    known = _label_numbers(table, task, values)
+    numbers = sorted({(value, known[value]) for value in values if value.isdecimal()})
+    if len(table.spelled_as) > 1 and numbers:  # numbers may follow another order than the task's
         read_as = join(f"{value} = {task.labels[i]}" for value, i in numbers if value != task.labels[i])
         notes.append(f"{table.name}: label numbers are read as {read_as}")
-    return TaskRows(table, text_columns, ids, notes=notes)
+    return TaskRows(table, text_columns, [known[value] for value in values], notes=notes)
 
 
 def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Example:
@@ -236,37 +236,31 @@ def label_texts(table: Table, column: int) -> list[str]:
     return values
 
 
-def _spellings(table: Table, task: TaskConfig, values: set[str]) -> dict[str, int]:
+def _label_numbers(table: Table, task: TaskConfig, values: list[str]) -> dict[str, int]:
     """Return spelling -> label index, from task.labels (which wins) and the spellings of this kind of source.
 
     A list of another length does not belong to the user's `task.labels` and is ignored. One of the same length must
-    have the same order, or its numbers would silently mean other labels.
+    have the same order, or its numbers would silently mean other labels. `values` are the labels of the rows.
     """
-    known = {label: i for i, label in enumerate(task.labels)}
-    for key, spellings in (("files", task.files.labels), ("hub", task.hub.labels)):
+    known, given = {label: i for i, label in enumerate(task.labels)}, set(values)
+    lists = {"files": task.files.labels, "hub": task.hub.labels}
+    for key, spellings in lists.items():
         swapped = [one for i, one in enumerate(spellings) if known.get(one, i) != i]
         if swapped and len(spellings) == len(task.labels):
             raise UserError(
                 f"task '{task.name}': task.labels and task.{key}.labels have '{swapped[0]}' at different positions; "
                 "give both in the same order"
             )
-    for other in table.label_spellings:
+    for other in (lists[key] for key in table.spelled_as):
         for i, label in enumerate(other if len(other) == len(task.labels) else ()):
-            if known.setdefault(label, i) != i and label in values:
+            if known.setdefault(label, i) != i and label in given:
                 raise UserError(
                     f"{table.path}: label '{label}' means '{task.labels[known[label]]}' in one of the task's lists and "
                     f"'{task.labels[i]}' in another; write the labels as {join(task.labels)}"
                 )
-    return known
-
-
-def _label_ids(table: Table, task: TaskConfig, values: list[str]) -> list[int]:
-    """Return the label index of every row."""
-    known = _spellings(table, task, set(values))
-    unknown = set(values) - known.keys()
-    if not unknown:
-        return [known[value] for value in values]
-    i = next(i for i, value in enumerate(values) if value in unknown)
+    if given <= known.keys():
+        return known
+    i = next(i for i, value in enumerate(values) if value not in known)
     if values[i] == "-1":
         raise UserError(f"{table.location(i, full=True)}: label -1 marks a row without a label")
     hint = ""

@@ -75,8 +75,7 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
     if not task.labels:
         no_answer = task.generate.replace(answer=None, gold=None)
         prompts = task.replace(generate=no_answer, choice=task.choice.replace(right=None))
-        rows = task_rows(read_table([path], prompts), prompts)
-        return [rows.example(i) for i in range(len(rows))]
+        return task_rows(read_table([path], prompts), prompts).examples()
     # A header is recognized by the columns that the task reads; here the label is not one of them.
     table = read_table([path], task.replace(label_column=task.columns[0]))
     columns = table.find_columns(task.columns, task)

@@ -5,7 +5,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, Splits, TaskConfig
 from mezo_cli.data import describe
-from mezo_cli.data.overlap import row_key, shared_rows
+from mezo_cli.data.describe import row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
@@ -40,7 +40,7 @@ def check(encoder: InputEncoder[Any], splits: Splits, encoded: Mapping[str, Sequ
 
 def judge_balance(section: Section, splits: Splits, task: TaskConfig) -> None:
     """Report the rows per label of each split (as `mezo data` counts them); doubt a label with few or none."""
-    counts = {name: facts["labels"] for name, facts in describe(splits, task).items() if facts is not None}
+    counts = {name: facts["labels"] for name, facts in describe(splits, task).items()}
     parts, small = [], []
     for split, labels in counts.items():
         rows = sum(labels.values())

@@ -35,8 +35,8 @@ def read_kept_rows(config: Config, tokenizer: Any) -> list[PromptRow]:
     settings = config.task.generate.replace(prompt="{prompt}", answer="{answer}", gold=None)
     task = config.task.replace(labels=[], columns=[], rename={}, generate=settings)
     try:
-        table = task_rows(read_table([Path(file)], task), task)
-        rows = GenerateEncoder(task, tokenizer).encode_all([table.example(i) for i in range(len(table))])
+        examples = task_rows(read_table([Path(file)], task), task).examples()
+        rows = GenerateEncoder(task, tokenizer).encode_all(examples)
     except UserError as error:
         raise UserError(f"data.keep: {error}") from error
     tokens, words = sum(len(row.answer_ids) for row in rows), len(tokenizer)

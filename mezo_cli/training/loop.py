@@ -11,8 +11,8 @@ from mezo_cli import data, system
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
+from mezo_cli.data.describe import shared_rows
 from mezo_cli.data.fewshot import limit
-from mezo_cli.data.overlap import shared_rows
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, join
 from mezo_cli.models.parameter_names import format_names

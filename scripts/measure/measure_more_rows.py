@@ -20,7 +20,7 @@ from scipy import stats
 
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.data import load_splits
-from mezo_cli.data.splits import select_rows
+from mezo_cli.data.sources import open_source
 from mezo_cli.objectives.scoring import remove_bias
 from mezo_cli.report.read import Entry, read_runs
 from mezo_cli.training.restore import find_step, load_step
@@ -35,11 +35,11 @@ def unused_rows(configs: Sequence[Config], count: int) -> list[Example]:
     used: set[tuple[str, ...]] = set()
     for config in configs:
         splits = load_splits(config)
-        used |= {row.texts for row in (*splits.train, *splits.dev)}
-    table = select_rows(configs[0].data_task, configs[0].data, configs[0].data_seed).train.rows
-    rows = [row for row in map(table.example, range(len(table))) if row.texts not in used]
+        used |= {row.texts for row in (*splits.train, *splits.dev, *(splits.test or []))}
+    source = open_source(configs[0].data_task, configs[0].data).train
+    rows = [row for row in source.examples() if row.texts not in used]
     if len(rows) < count:
-        raise SystemExit(f"error: --rows {count}: {len(rows)} rows of {table.table.path} are left")
+        raise SystemExit(f"error: --rows {count}: {len(rows)} rows of {source.table.path} are left")
     return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))[:count]]
 
 

@@ -1,59 +1,14 @@
-"""Tasks and writers of small data files for the data tests. The tasks do not depend on conf/."""
+"""Tasks of conf/ and writers of small data files for the data tests."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import FilesConfig, FileSource, HubSource, TaskConfig
+from mezo_cli.config.schema import Example, FilesConfig
+from tests.lm_bff import load_task
 
-SST2 = TaskConfig(
-    name="sst2",
-    template="{sentence} It was {mask}.",
-    labels=["negative", "positive"],
-    label_words=["terrible", "great"],
-    columns=["sentence"],
-    hub=HubSource(path="nyu-mll/glue", name="sst2", labels=["negative", "positive"]),
-    files=FileSource(folder="SST-2", labels=["0", "1"]),
-)
-RTE = TaskConfig(
-    name="rte",
-    labels=["entailment", "not_entailment"],
-    columns=["premise", "hypothesis"],
-    rename={"sentence1": "premise", "sentence2": "hypothesis"},
-    hub=HubSource(path="nyu-mll/glue", name="rte", labels=["entailment", "not_entailment"]),
-    files=FileSource(folder="RTE"),
-)
-MNLI = TaskConfig(
-    name="mnli",
-    labels=["contradiction", "entailment", "neutral"],
-    columns=["premise", "hypothesis"],
-    rename={"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
-    hub=HubSource(path="nyu-mll/glue", name="mnli", test="validation_matched"),
-    files=FileSource(folder="MNLI", dev="dev_matched", test="test_matched"),
-)
-SST5 = TaskConfig(
-    name="sst5",
-    labels=["very negative", "negative", "neutral", "positive", "very positive"],
-    columns=["text"],
-    rename={"label_text": "label"},
-    hub=HubSource(path="SetFit/sst5"),
-    files=FileSource(folder="sst-5", columns=["label", "text"], labels=["0", "1", "2", "3", "4"]),
-)
-COLA = TaskConfig(
-    name="cola",
-    labels=["unacceptable", "acceptable"],
-    columns=["sentence"],
-    files=FileSource(columns=["source", "label", "star", "sentence"], labels=["0", "1"]),
-)
-MRPC = TaskConfig(
-    name="mrpc",
-    labels=["not_equivalent", "equivalent"],
-    columns=["sentence1", "sentence2"],
-    rename={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
-    files=FileSource(labels=["0", "1"]),
-)
-
+SST2, RTE, MNLI, SST5, COLA, MRPC = map(load_task, ("sst2", "rte", "mnli", "sst5", "cola", "mrpc"))
 HEADER = "sentence\tlabel"  # of SST-2's files
 
 
@@ -80,3 +35,15 @@ def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def write_numbered(folder: Path, **counts: int) -> Path:
+    """Write `SPLIT.jsonl` files whose rows are "SPLIT 0", "SPLIT 1", ... of alternating classes; return the folder."""
+    for split, count in counts.items():
+        write_jsonl(folder / f"{split}.jsonl", [{"sentence": f"{split} {i}", "label": i % 2} for i in range(count)])
+    return folder
+
+
+def words(examples: list[Example] | None) -> set[str]:
+    """Return the first words of rows."""
+    return {example.texts[0].split()[0] for example in examples or []}

@@ -1,6 +1,5 @@
 """Rows of a task without labels: every column is kept, from files and from the hub, and mistakes are one line."""
 
-import json
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mezo_cli.config.schema import DataConfig, Example, GeneratePrompt, HubSource, TaskConfig
-from mezo_cli.data import export, load
+from mezo_cli.config.schema import DataConfig, GeneratePrompt, HubSource, TaskConfig
+from mezo_cli.data import load
 from mezo_cli.errors import UserError
-from tests.data.sample_data import HEADER, SST2, files_config, sst2_rows, write_tsv
+from tests.data.sample_data import HEADER, SST2, files_config, sst2_rows, write_jsonl, write_tsv
 
 QA = TaskConfig(
     name="qa",
@@ -35,11 +34,6 @@ def qa_rows(n: int) -> list[dict[str, Any]]:
     ]
 
 
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def renamed(row: dict[str, Any]) -> dict[str, Any]:
     return {"question" if name == "ask" else name: value for name, value in row.items()}
 
@@ -52,10 +46,6 @@ def columns(task: TaskConfig, data: DataConfig) -> list[dict[str, Any]]:
     """Return the columns of all rows, in the order of the questions."""
     splits = load(task, data, 1)
     return sorted((dict(row.columns or {}) for row in [*splits.train, *splits.dev]), key=number)
-
-
-def numbers(rows: list[Example]) -> list[int]:
-    return [number(dict(row.columns or {})) for row in rows]
 
 
 def test_every_source_keeps_every_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,22 +62,14 @@ def test_every_source_keeps_every_column(tmp_path: Path, monkeypatch: pytest.Mon
     assert columns(task, DataConfig(name="hub")) == wanted
 
 
-def test_fields_of_csv_and_tsv_are_texts(tmp_path: Path) -> None:
-    task = QA.replace(generate=GeneratePrompt(prompt="{question}", gold="sum"))
-    wanted = [{"question": f"what is {i} + 1", "sum": str(i + 1)} for i in range(4)]
-    for suffix, mark in ((".csv", ","), (".tsv", "\t")):
-        lines = [mark.join(["question", "sum"]), *(mark.join(row.values()) for row in wanted)]
-        (tmp_path / f"all{suffix}").write_text("\n".join(lines) + "\n")
-        assert columns(task, files_config(tmp_path / f"all{suffix}")) == wanted
-
-
 def test_texts_that_look_like_another_type_arrive_as_written(tmp_path: Path) -> None:
     task = QA.replace(generate=GeneratePrompt(prompt="{question}"), rename={})
     rows = [{"question": text} for text in ("NA", "null", "007", "2020-01-01")]
-    (tmp_path / "all.csv").write_text("\n".join(["question", *(row["question"] for row in rows)]) + "\n")
+    for suffix in ("csv", "tsv"):
+        (tmp_path / f"all.{suffix}").write_text("\n".join(["question", *(row["question"] for row in rows)]) + "\n")
     write_jsonl(tmp_path / "all.jsonl", rows)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet")
-    for suffix in ("csv", "jsonl", "parquet"):
+    for suffix in ("csv", "tsv", "jsonl", "parquet"):
         splits = load(task, files_config(tmp_path / f"all.{suffix}"), 1)
         read = [dict(row.columns or {}) for row in [*splits.train, *splits.dev]]
         assert sorted(read, key=str) == sorted(rows, key=str), suffix
@@ -106,18 +88,13 @@ def test_splits_are_drawn_without_labels(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "all.jsonl", qa_rows(50))
     plain = load(QA, files_config(path), 7)
     assert (len(plain.train), len(plain.dev), plain.test) == (45, 5, None)
-    split = load(QA, files_config(path, test_size=10, dev_size=4, eval_limit=3), 7)
-    assert split.test is not None
-    assert (len(split.train), len(split.dev), len(split.test)) == (36, 3, 3)
-    drawn = load(QA, files_config(path, train_size=12, dev_size=6, test_size=10), 7)
-    assert drawn.test is not None
-    parts = [numbers(drawn.train), numbers(drawn.dev), numbers(drawn.test)]
-    assert [len(part) for part in parts] == [12, 6, 10]
-    assert len({n for part in parts for n in part}) == 28
-    assert numbers(load(QA, files_config(path), 8).dev) != numbers(plain.dev)
-    assert numbers(load(QA, files_config(path), 7).dev) == numbers(plain.dev)
     assert all((row.texts, row.label) == ((), -1) for row in plain.train)
     assert plain.notes == ["dev: 5 rows held out of all.jsonl; test: none"]
+    for sizes in ({"test_size": 10, "dev_size": 4}, {"train_size": 12, "dev_size": 4, "test_size": 10}):
+        split = load(QA, files_config(path, **sizes), 7)
+        parts = [{row.where for row in rows or []} for rows in (split.train, split.dev, split.test)]
+        assert [len(part) for part in parts] == [sizes.get("train_size", 36), 4, 10]
+        assert len(set.union(*parts)) == sum(map(len, parts))
 
 
 def test_the_fingerprint_is_over_all_columns(tmp_path: Path) -> None:
@@ -140,16 +117,6 @@ def test_a_task_with_labels_is_read_without_them_too(tmp_path: Path) -> None:
     assert labelled.fingerprint == load(SST2, files_config(path), 1).fingerprint != unlabelled.fingerprint
     assert all(row.columns is None for row in labelled.train)
     assert set(unlabelled.train[0].columns or {}) == {"sentence", "label"}
-
-
-def test_the_rows_are_exported_as_they_were_read(tmp_path: Path) -> None:
-    rows = qa_rows(20)
-    path = write_jsonl(tmp_path / "all.jsonl", rows)
-    files = export(QA, files_config(path, train_size=6, dev_size=4), 1, tmp_path / "out")
-    assert [file.name for file in files] == ["train.jsonl", "dev.jsonl"]
-    written = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    assert len(written) == 10
-    assert all(row in rows for row in written)
 
 
 def test_a_test_file_without_the_answers_is_no_test_set(tmp_path: Path) -> None:

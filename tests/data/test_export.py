@@ -1,5 +1,6 @@
 """Splits written as files: the rows of `load`, the lines of the source, and nothing overwritten or half-written."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -32,14 +33,11 @@ def test_export_writes_what_load_gives(glue: Path, tmp_path: Path) -> None:
         assert load(SST2, files_config(out), 0).fingerprint == load(SST2, config, 42).fingerprint
 
 
-def test_export_keeps_named_columns(tmp_path: Path) -> None:
+def test_export_keeps_every_column(tmp_path: Path) -> None:
     rows = [{"id": i, "sentence": f"é {i} ", "label": SST2.labels[i % 2]} for i in range(20)]
-    path = write_jsonl(tmp_path / "all.jsonl", rows)
-    config = files_config(path, shots=3)
+    config = files_config(write_jsonl(tmp_path / "all.jsonl", rows), shots=3)
     written = export(SST2, config, 42, tmp_path / "out")
     assert [p.name for p in written] == ["train.jsonl", "dev.jsonl"]
-    import json
-
     lines = [json.loads(line) for line in written[0].read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 6
     assert all(line in rows for line in lines)

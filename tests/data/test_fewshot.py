@@ -105,16 +105,6 @@ def test_few_shot_draws_as_the_global_generator_does(labels: list[int], shots: i
     assert ([lines[i] for i in train], [lines[i] for i in dev]) == expected
 
 
-def test_few_shot_leaves_the_global_generator_alone() -> None:
-    np.random.seed(7)
-    first = np.random.rand()
-    np.random.seed(7)
-    few_shot([0, 1] * 20, 4, 42)
-    published_test(2000)
-    limit(list(range(50)), 10)
-    assert np.random.rand() == first
-
-
 @pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2210])
 def test_the_test_set_is_that_of_pandas_sample_and_of_a_shuffle(count: int) -> None:
     pandas = pytest.importorskip("pandas")

@@ -5,6 +5,9 @@ import io
 import json
 from pathlib import Path
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -84,10 +87,8 @@ def test_csv_and_jsonl_keep_any_text(rows: list[tuple[str, int]], tmp_path: Path
 
 def test_a_csv_field_of_any_length(tmp_path: Path) -> None:
     text = "a" * 200_000
-    path = tmp_path / "in" / "train.csv"
-    path.parent.mkdir()
-    path.write_text("".join(_csv(str(i % 5), f"{text}{i}") for i in range(10)))
-    assert max(len(row.texts[0]) for row in load(SST5, files_config(path.parent), 42).train) == 200_001
+    path = folder(tmp_path, "".join(_csv(str(i % 5), f"{text}{i}") for i in range(10)), ".csv")
+    assert max(len(row.texts[0]) for row in load(SST5, files_config(path), 42).train) == 200_001
 
 
 def _csv(*fields: str) -> str:
@@ -97,7 +98,6 @@ def _csv(*fields: str) -> str:
 
 
 def test_all_formats_give_the_same_data(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [{"sentence": f"text {i} ", "label": SST2.labels[i % 2]} for i in range(40)]
     write_jsonl(tmp_path / "a/all.jsonl", rows)
     (tmp_path / "a/all.json").write_text(json.dumps(rows))
@@ -112,7 +112,6 @@ def test_all_formats_give_the_same_data(tmp_path: Path) -> None:
 
 def test_class_numbers_of_a_datasets_parquet_are_mapped_by_name(tmp_path: Path) -> None:
     """The hub's RTE has 0 = entailment; a task with the other order must not see its own index in it."""
-    datasets = pytest.importorskip("datasets")
     names = ["not_entailment", "entailment"]  # not the task's order
     features = datasets.Features(
         {k: datasets.Value("string") for k in ("sentence1", "sentence2")} | {"label": datasets.ClassLabel(names=names)}
@@ -125,7 +124,6 @@ def test_class_numbers_of_a_datasets_parquet_are_mapped_by_name(tmp_path: Path) 
 
 
 def test_parquet_shards_are_one_split(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for shard in (0, 1):
         rows = [{"sentence": f"{shard} {i}", "label": SST2.labels[i % 2]} for i in range(10)]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"train-0000{shard}-of-00002.parquet")
@@ -146,13 +144,11 @@ def test_a_renamed_column_wins_over_numbers_of_the_same_name(tmp_path: Path) -> 
 
 
 def test_cola_without_header_and_mrpc_with_a_byte_order_mark(tmp_path: Path) -> None:
-    cola = write_tsv(tmp_path / "cola/train.tsv", None, [["gj04", "1", "", "A b."], ["gj04", "0", "*", "B a."]]).parent
-    assert texts(all_rows(load(COLA, files_config(cola), 1))) == [(("A b.",), 1), (("B a.",), 0)]
+    path = write_tsv(tmp_path / "all.tsv", None, [["gj04", "1", "", "A b."], ["gj04", "0", "*", "B a."]])
+    assert texts(all_rows(load(COLA, files_config(path), 1))) == [(("A b.",), 1), (("B a.",), 0)]
     header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
-    mrpc = write_tsv(
-        tmp_path / "mrpc/train.tsv", header, [["1", "5", "6", 'Say "x', "y"], ["0", "7", "8", "a", "b"]]
-    ).parent
-    assert texts(all_rows(load(MRPC, files_config(mrpc), 1))) == [(('Say "x', "y"), 1), (("a", "b"), 0)]
+    path = write_tsv(tmp_path / "all.tsv", header, [["1", "5", "6", 'Say "x', "y"], ["0", "7", "8", "a", "b"]])
+    assert texts(all_rows(load(MRPC, files_config(path), 1))) == [(('Say "x', "y"), 1), (("a", "b"), 0)]
 
 
 def test_rows_without_an_agreed_label_are_left_out_only_if_the_task_says_so(tmp_path: Path) -> None:
@@ -210,6 +206,8 @@ def test_a_damaged_row_is_found_even_if_it_is_not_drawn(shots: int | None, tmp_p
         (".jsonl", '{"text": "a", "label": "neutral"}\n{"text": "\\u0000", "label": 1}\n', ["jsonl:2", "NUL"]),
         (".jsonl", '{"text": "a", "label": "neutral"}\n{"text": "\\ud800", "label": 1}\n', ["jsonl:2", "surrogate"]),
         (".json", '[{"text": "a", "label": 1}, {"text": "b", "label": "x"}]', ["train.json row 2", "'x'"]),
+        (".jsonl", f'{{"text": "a", "label": {"1" * 5000}}}', ["train.jsonl:1: not a JSON object"]),
+        (".json", f'[{{"text": "a", "label": {"1" * 5000}}}]', ["train.json:1: not a JSON array"]),
         (".json", "[1, 2]", ["train.json row 1", "int"]),
         (".json", '[{"text": "a"},\n {"text": ]', ["train.json:2"]),
         (".parquet", "PAR1 no", ["train.parquet", "Parquet"]),
@@ -221,21 +219,15 @@ def test_errors_in_other_formats(suffix: str, train: str, parts: list[str], tmp_
 
 def test_a_label_with_two_meanings_is_refused(tmp_path: Path) -> None:
     task = SST2.replace(hub=SST2.hub.replace(labels=["1", "0"]))
-    path = write_jsonl(tmp_path / "a.jsonl", [{"sentence": "a", "label": 0}, {"sentence": "b", "label": 1}])
+    path = write_jsonl(tmp_path / "a.jsonl", [{"sentence": "a", "label": label} for label in (0, 1)])
     error_line(task, path, "label '1' means 'positive' in one", "'negative' in another")
-    named = write_jsonl(
-        tmp_path / "b.jsonl", [{"sentence": "a", "label": "negative"}, {"sentence": "b", "label": "positive"}]
-    )
+    named = write_jsonl(tmp_path / "b.jsonl", [{"sentence": "a", "label": label} for label in SST2.labels])
     assert [e.label for e in all_rows(load(task, files_config(named), 1))] == [0, 1]
 
 
 def test_the_spelling_of_files_wins_in_a_glue_folder(tmp_path: Path) -> None:
-    task = TaskConfig(
-        name="swap",
-        labels=["no", "yes"],
-        columns=["sentence"],
-        files=FileSource(labels=["entailment", "not_entailment"]),
-    )
+    spelled = FileSource(labels=["entailment", "not_entailment"])
+    task = TaskConfig(name="swap", labels=["no", "yes"], columns=["sentence"], files=spelled)
     path = write_tsv(tmp_path / "a.tsv", HEADER, [["a", "not_entailment"], ["b", "entailment"], ["c", "yes"]])
     assert [e.label for e in all_rows(load(task, files_config(path), 1))] == [1, 0, 1]
 

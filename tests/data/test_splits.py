@@ -1,18 +1,29 @@
-"""Which rows become train, dev and test, and the data fingerprint."""
+"""Finding the files of a task in `data.dir`, which rows become train, dev and test, and the data fingerprint."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
-from mezo_cli.config.schema import Example
+import mezo_cli
+from mezo_cli.config.schema import DataConfig, FilesConfig, HubSource, TaskConfig
 from mezo_cli.data import load
 from mezo_cli.errors import UserError
-from tests.data.sample_data import HEADER, RTE, SST2, SST5, files_config, sst2_rows, write_jsonl, write_tsv
-
-
-def words(examples: list[Example] | None) -> set[str]:
-    return {example.texts[0].split()[0] for example in examples or []}
+from mezo_cli.tasks.generate import GenerateEncoder
+from tests.data.sample_data import (
+    HEADER,
+    RTE,
+    SST2,
+    SST5,
+    files_config,
+    sst2_rows,
+    words,
+    write_jsonl,
+    write_numbered,
+    write_tsv,
+)
+from tests.lm_bff import load_task
 
 
 def test_full_data_holds_out_dev_and_tests_on_the_official_dev_set(glue: Path) -> None:
@@ -45,15 +56,14 @@ def test_real_sst2_in_full(shared: Path) -> None:
 
 
 def test_few_shot_with_named_columns_takes_the_test_set(tmp_path: Path) -> None:
-    for stem, count in (("train", 40), ("dev", 8), ("test", 1100)):
-        write_jsonl(tmp_path / f"{stem}.jsonl", [{"sentence": f"{stem} {i}", "label": i % 2} for i in range(count)])
+    write_numbered(tmp_path, train=40, dev=8, test=1100)
     splits = load(SST2, files_config(tmp_path, shots=4), 42)
     assert (len(splits.train), len(splits.dev), len(splits.test or [])) == (8, 8, 1000)
     assert words(splits.test) == {"test"}
 
 
 def test_rows_that_say_two_things_and_shots_of_an_absent_class_are_refused(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", [{"sentence": f"{i}", "label": 0} for i in range(40)])
+    write_jsonl(tmp_path / "train.jsonl", [{"sentence": "a", "label": 0}] * 40)
     with pytest.raises(UserError, match=r"data\.shots=4: .*train\.jsonl has no row of class positive"):
         load(SST2, files_config(tmp_path, shots=4), 42)
     with (tmp_path / "train.jsonl").open("a") as file:
@@ -85,8 +95,7 @@ def test_train_size_draws_train_and_dev_as_the_papers_opt_runs_do(shared: Path) 
 
 
 def test_train_size_with_a_separate_dev_set(tmp_path: Path) -> None:
-    for stem, count in (("train", 40), ("dev", 8), ("test", 6)):
-        write_jsonl(tmp_path / f"{stem}.jsonl", [{"sentence": f"{stem} {i}", "label": i % 2} for i in range(count)])
+    write_numbered(tmp_path, train=40, dev=8, test=6)
     splits = load(SST2, files_config(tmp_path, train_size=10), 42)
     assert (len(splits.train), len(splits.dev), len(splits.test or [])) == (10, 8, 6)
     assert len(set(splits.train)) == 10
@@ -94,7 +103,6 @@ def test_train_size_with_a_separate_dev_set(tmp_path: Path) -> None:
         load(SST2, files_config(tmp_path, train_size=41), 42)
     with pytest.raises(UserError, match=r"data.shots=4 and data.train_size=10: give one of them"):
         load(SST2, files_config(tmp_path, train_size=10, shots=4), 42)
-    (tmp_path / "dev.jsonl").unlink()
 
 
 @pytest.mark.parametrize("more", [{}, {"train_size": 30, "dev_size": 5}, {"shots": 4}])
@@ -115,8 +123,7 @@ def test_a_test_set_is_held_out_of_a_single_file(more: dict[str, int], tmp_path:
 
 
 def test_a_test_set_that_is_there_is_drawn_from(tmp_path: Path) -> None:
-    for stem, count in (("train", 40), ("validation", 30)):
-        write_jsonl(tmp_path / f"{stem}.jsonl", [{"sentence": f"{stem} {i}", "label": i % 2} for i in range(count)])
+    write_numbered(tmp_path, train=40, validation=30)
     order = np.random.RandomState(3).permutation(30).tolist()
     drawn = load(SST2, files_config(tmp_path, train_size=10, dev_size=5, test_size=20), 3)
     assert [row.texts[0] for row in drawn.test or []] == [f"validation {i}" for i in order[:20]]
@@ -192,3 +199,102 @@ def test_short_classes_are_noted_and_an_empty_dev_is_refused(glue: Path) -> None
     write_tsv(glue / "train.tsv", HEADER, [[f"good {i}", "1"] for i in range(20)])
     notes = load(SST2, files_config(glue), 42).notes
     assert "train: no rows for class 'negative' 0" in notes, notes
+
+
+def test_one_folder_for_several_tasks(glue: Path) -> None:
+    assert load(SST2, files_config(glue.parent), 42) == load(SST2, files_config(glue), 42)
+
+
+def test_a_prepared_folder_is_used_as_it_is(tmp_path: Path) -> None:
+    rows = {stem: sst2_rows(count, stem) for stem, count in (("train", 8), ("dev", 6), ("test", 4))}
+    for stem, content in rows.items():
+        write_tsv(tmp_path / f"{stem}.tsv", HEADER, content)
+    splits = load(SST2, files_config(tmp_path), 1)
+    for part, stem in ((splits.train, "train"), (splits.dev, "dev"), (splits.test, "test")):
+        assert [list(e.texts) for e in part or []] == [[text] for text, _ in rows[stem]]
+    assert load(SST2, files_config(tmp_path), 2) == splits
+
+
+def test_train_and_test_without_dev(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("".join(f"{i % 5},text {i}\n" for i in range(50)))
+    (tmp_path / "test.csv").write_text("4,other\n")
+    splits = load(SST5, files_config(tmp_path), 42)
+    assert (len(splits.train), len(splits.dev), len(splits.test or [])) == (45, 5, 1)
+
+
+def test_validation_is_another_name_of_dev_and_minus_one_marks_no_test_set(tmp_path: Path) -> None:
+    write_numbered(tmp_path, train=20, validation=8)
+    write_jsonl(tmp_path / "test.jsonl", [{"sentence": "test", "label": -1}] * 9)
+    splits = load(SST2, files_config(tmp_path), 42)
+    assert words(splits.test) == {"validation"}
+    assert any("-1 in every row" in note for note in splits.notes)
+    write_jsonl(tmp_path / "test.jsonl", [{"sentence": f"test {i}", "label": i - 1} for i in range(3)])
+    with pytest.raises(UserError, match=r"test.jsonl:1: label -1"):
+        load(SST2, files_config(tmp_path), 42)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "path", "parts"),
+    [  # a file that is written, what is loaded, what is said
+        ("", "", "nowhere", ["no such file or folder"]),
+        ("", "", "SST-3", ["no such file or folder", "did you mean 'SST-2'"]),
+        ("empty/a.txt", "x", "empty", ["no training file", "train.jsonl", "there is: a.txt"]),
+        ("a.txt", "x", "a.txt", ["allowed: .tsv, .csv"]),
+        ("SST-2/train.csv", "x", "SST-2", ["train.tsv, train.csv"]),
+        ("SST-2/validation.tsv", "x", "SST-2", ["dev.tsv, validation.tsv"]),
+        ("SST-2/dev.tsv", HEADER, "SST-2", ["dev.tsv: no rows"]),
+        ("in/train.tsv/a.txt", "x", "in", ["train.tsv: this is a folder; a file is needed"]),
+        ("", "", "/dev/full", ["data.dir=/dev/full: this is neither a folder nor a regular file"]),
+    ],
+)
+def test_errors_in_a_folder(file: str, content: str, path: str, parts: list[str], glue: Path) -> None:
+    if file:
+        (glue.parent / file).parent.mkdir(parents=True, exist_ok=True)
+        (glue.parent / file).write_text(content)
+    with pytest.raises(UserError) as caught:
+        load(SST2, files_config(glue.parent / path), 42)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "train.tsv"])  # dangling, a loop
+def test_a_training_file_that_is_a_link_to_nowhere(target: str, tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").symlink_to(target)
+    with pytest.raises(UserError, match=r"train.tsv: this is a link that leads nowhere; a file is needed"):
+        load(SST2, files_config(tmp_path), 42)
+
+
+def test_a_source_must_be_given() -> None:
+    with pytest.raises(UserError, match=r"data=files needs data.dir"):
+        load(SST2, FilesConfig(name="files"), 42)
+    with pytest.raises(UserError, match=r"'sst2' has no data set on the hub .* data=files"):
+        load(SST2.replace(hub=HubSource()), DataConfig(name="hub"), 42)
+
+
+DECODER = Path(mezo_cli.__file__).parent / "demo" / "decoder"
+
+
+def test_the_demo_fits_tasks_of_its_labels_whatever_their_column() -> None:
+    splits = load(SST2, DataConfig(name="demo"), 42)
+    mr = SST2.replace(name="mr", columns=["text"])
+    assert load(mr, DataConfig(name="demo"), 42).fingerprint == splits.fingerprint
+    assert len(load(SST2, DataConfig(name="demo", shots=4), 42).train) == 8
+
+
+def test_a_task_with_a_prompt_and_no_columns_gets_the_arithmetic_problems() -> None:
+    """A row of the file of tasks, tokenized as the script that trained the decoder wrote it."""
+    task = load_task("demo-arithmetic")
+    splits = load(task, DataConfig(name="demo"), 42)
+    assert [len(split or []) for split in (splits.train, splits.dev, splits.test)] == [833, 192, 320]
+    encoder = GenerateEncoder(task, AutoTokenizer.from_pretrained(DECODER))
+    rows = encoder.encode_all(splits.train)
+    assert {(len(row.input_ids), len(row.answer_ids)) for row in rows} == {(8, 8)}
+    columns = rows[0].columns
+    assert encoder.decode(rows[0]) == f"<s>{''.join(map(str, columns['numbers']))}>{columns['target']}="
+    assert rows[0].golds == (columns["answer"],)
+
+
+@pytest.mark.parametrize("task", [RTE, SST5], ids=lambda task: task.name)
+def test_other_tasks_are_refused(task: TaskConfig) -> None:
+    with pytest.raises(UserError, match=r"data=demo does not fit task"):
+        load(task, DataConfig(name="demo"), 42)

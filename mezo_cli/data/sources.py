@@ -1,0 +1,139 @@
+"""Open the source of a task's rows: the hub, the embedded demo, or `data.dir`, a folder of files or a single file."""
+
+import os
+import re
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from mezo_cli.config.schema import DataConfig, FilesConfig, TaskConfig
+from mezo_cli.data import files, hub
+from mezo_cli.data.table import Source, TaskRows, label_texts, read_columns, task_rows
+from mezo_cli.errors import UserError, did_you_mean, join
+
+DEMO_LABELS = ("negative", "positive")
+
+
+def open_source(task: TaskConfig, data: DataConfig) -> Source:
+    """Return the rows of a data source.
+
+    `data.dir` is a folder with train, dev (or validation) and test files, or one file. Without `data.shots`, a test
+    file without labels (as GLUE's) is skipped with a note. With `data.shots`, the official dev file of a .tsv task is
+    the test set, as in the published code, and the test file is not opened. If the folder has no train file, the task's
+    own folder in it (`task.files.folder`) is opened: one `data.dir` serves several tasks.
+    """
+    if not isinstance(data, FilesConfig):
+        return _open_demo(task) if data.name == "demo" else hub.open_source(task)
+    if data.dir is None:
+        raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")
+    root = Path(data.dir).expanduser()
+    try:
+        if root.is_file():
+            if root.suffix not in files.SUFFIXES:
+                raise UserError(f"{root}: unknown file extension; allowed: {join(files.SUFFIXES)}")
+            return Source(_open_rows([root], task))
+        if not root.exists():
+            near = did_you_mean(root.name, [p.name for p in root.parent.iterdir()]) if root.parent.is_dir() else ""
+            raise UserError(f"data.dir={data.dir}: no such file or folder{near}; it is relative to {Path.cwd()}")
+        if not root.is_dir():
+            raise UserError(f"data.dir={data.dir}: this is neither a folder nor a regular file")
+        own = root / task.files.folder if task.files.folder else root
+        return _open_folder(own if own.is_dir() and not _find(root, ["train"]) else root, task, data)
+    except PermissionError as error:
+        raise UserError(f"data.dir={data.dir}: {error.filename}: permission denied") from error
+
+
+def _open_demo(task: TaskConfig) -> Source:
+    """Return the embedded rows: short movie reviews, or arithmetic problems for a task with a prompt and no columns."""
+    solves = task.generate.prompt is not None and not task.columns
+    spellings = (task.labels, task.files.labels, task.hub.labels)
+    if not solves and (len(task.columns) != 1 or not any(tuple(labels) == DEMO_LABELS for labels in spellings)):
+        raise UserError(
+            f"data=demo does not fit task '{task.name}': the demo data are movie reviews like SST-2, one sentence "
+            f"labelled {join(DEMO_LABELS)}; use task=sst2 or task=demo-arithmetic, or data=files or data=hub"
+        )
+    with resources.as_file(resources.files("mezo_cli") / "demo" / ("arithmetic" if solves else "data")) as path:
+        tables = [files.read_table([Path(path) / f"{split}.jsonl"], task) for split in ("train", "dev", "test")]
+    if not solves:  # the column `sentence` becomes the task's only text column
+        names = {"sentence": task.columns[0], "label": task.label_column}
+        tables = [replace(table, columns=[names[name] for name in table.columns]) for table in tables]
+    train, dev, test = (task_rows(table, task) for table in tables)
+    return Source(train, dev, test)
+
+
+def _open_rows(paths: list[Path], task: TaskConfig) -> TaskRows:
+    return task_rows(files.read_table(paths, task), task)
+
+
+def _open_folder(folder: Path, task: TaskConfig, data: FilesConfig) -> Source:
+    train_paths = _find(folder, ["train"])
+    if not train_paths:
+        there = join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+        wanted = join(f"train{suffix}" for suffix in files.SUFFIXES)
+        raise UserError(f"{folder}: no training file ({wanted}); there is: {there}")
+    stem = task.files.dev
+    dev_stems = [stem, stem.replace("dev", "validation"), "dev", "validation", "valid", "val"]
+    dev_paths = _find(folder, list(dict.fromkeys(dev_stems)))
+    test_paths = _find(folder, list(dict.fromkeys([task.files.test, "test"])))
+    train = _open_rows(train_paths, task)
+    dev = _open_rows(dev_paths, task) if dev_paths else None
+    notes: list[str] = []
+    if dev is not None and data.shots is not None and dev.table.suffix == ".tsv":
+        if test_paths:
+            notes.append(
+                f"{test_paths[0].name} is not used: with data.shots the test set is the official {dev.table.name}"
+            )
+        return Source(train, dev, None, notes)
+    test = _open_test(test_paths, task, notes) if test_paths else None
+    return Source(train, dev, test, notes)
+
+
+def open_other_tests(task: TaskConfig, official: TaskRows) -> dict[str, TaskRows]:
+    """Return the other test sets in the folder of the official one: `dev_mismatched.tsv` for `dev_matched.tsv`.
+
+    The keys are what follows `dev_` or `test_` in the file names.
+    """
+    path = Path(official.table.path)
+    start = path.stem.partition("_")[0] + "_"
+    if not path.is_file() or not path.stem.startswith(start):
+        return {}
+    others = [p for p in sorted(path.parent.glob(f"{start}*{path.suffix}")) if p != path]
+    return {p.stem.removeprefix(start): _open_rows([p], task) for p in others}
+
+
+def _open_test(paths: list[Path], task: TaskConfig, notes: list[str]) -> TaskRows | None:
+    """Return the rows of a test file; None, with a note, if it has no labels, or not what a task without them reads."""
+    table = files.read_table(paths, task)
+    needed = [task.label_column] if task.labels else read_columns(task)
+    missing = [name for name in needed if table.find_column(name, task.rename) is None]
+    if missing:
+        why = ": without labels it is" if task.labels else f", which task '{task.name}' reads: it is"
+        notes.append(f"{table.name} has no column '{missing[0]}'{why} no test set")
+        return None
+    if task.labels and table.rows:
+        (column,) = table.find_columns(needed, task)
+        if set(label_texts(table, column)) == {"-1"}:
+            notes.append(f"{table.name} has the label -1 in every row: without labels it is no test set")
+            return None
+    return task_rows(table, task)
+
+
+def _find(folder: Path, stems: list[str]) -> list[Path]:
+    """Return the file with one of the stems, or all shards of one (`train-00000-of-00002.parquet`)."""
+    candidates = [p for stem in stems for suffix in files.SUFFIXES if os.path.lexists(p := folder / f"{stem}{suffix}")]
+    paths = [p for p in candidates if p.is_file()]
+    if candidates and not paths:
+        path = candidates[0]
+        what = "a folder" if path.is_dir() else "a link that leads nowhere" if path.is_symlink() else "no file"
+        raise UserError(f"{path}: this is {what}; a file is needed")
+    if len(paths) > 1:
+        raise UserError(f"{folder}: {join(p.name for p in paths)}: only one of these may be there; remove the others")
+    return paths or [p for stem in stems for p in _shards(folder, stem)]
+
+
+def _shards(folder: Path, stem: str) -> list[Path]:
+    found = (re.fullmatch(re.escape(stem) + r"-(\d+)-of-(\d+)\.parquet", p.name) for p in sorted(folder.iterdir()))
+    shards = [match for match in found if match]
+    if shards and len(shards) != int(shards[0][2]):
+        raise UserError(f"{folder}: {len(shards)} of the {int(shards[0][2])} shards of {stem} are there")
+    return [folder / match[0] for match in shards]
