@@ -9,7 +9,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.tasks.row_text import row_texts
+from mezo_cli.tasks.template import row_texts
 
 
 class _Absent:

@@ -10,7 +10,7 @@ from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.data.files import SUFFIXES, read_table
 from mezo_cli.data.table import check_text, task_rows, unlabelled_row
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.tasks.row_text import row_texts
+from mezo_cli.tasks.template import row_texts
 
 
 def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:

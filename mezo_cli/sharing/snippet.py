@@ -7,7 +7,8 @@ it, which loads the model, is written here.
 from collections.abc import Iterable
 
 from mezo_cli.adapters.base import find_method
-from mezo_cli.tasks.snippet import quote, variable_names
+from mezo_cli.tasks.encoder import variable_names
+from mezo_cli.tasks.template import quote
 from mezo_cli.training.session import Session
 
 EXAMPLE = "A text of your own."

@@ -9,7 +9,6 @@ from mezo_cli.tasks.encoder import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 from mezo_cli.tasks.lm import LmEncoder
 from mezo_cli.tasks.mlm import MlmEncoder, label_word_ids
-from mezo_cli.tasks.template import Template
 
 __all__ = [
     "ChoiceEncoder",
@@ -21,6 +20,5 @@ __all__ = [
     "LmEncoder",
     "MlmEncoder",
     "PromptRow",
-    "Template",
     "label_word_ids",
 ]

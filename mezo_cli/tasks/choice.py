@@ -10,14 +10,14 @@
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError, join
-from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_row, start_ids, tokenize
-from mezo_cli.tasks.row_text import CANDIDATE, ChoiceTexts, describe
+from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, start_ids
+from mezo_cli.tasks.template import CANDIDATE, ChoiceTexts, describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +74,23 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
         self._texts = ChoiceTexts(task)
         self._start = start_ids(tokenizer, task.bos_token_id)
 
-    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[ChoiceRow]:
-        """Tokenize prompts alone, and together with each of their candidates."""
-        read = [self._read(example) for example in examples]
-        pairs = zip(examples, read, strict=True)
-        prompts = [(self.lead(example) + self._prompt(*row)).lstrip() for example, row in pairs]
-        candidates = [self._candidates(*row) for row in read]
-        texts = [(prompt + text).lstrip() for prompt, row in zip(prompts, candidates, strict=True) for text in row]
-        all_prompt_ids, all_ids = tokenize(prompts, self.tokenizer), iter(tokenize(texts, self.tokenizer))
-        for example, row, of_row, prompt_ids in zip(examples, read, candidates, all_prompt_ids, strict=True):
-            right = self._right(example, *row) if self._has_answers else ()
-            yield self._fit(prompt_ids, [next(all_ids) for _ in of_row], of_row, right, row[1])
+    def parts(self, columns: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
+        """Return the prompt of a row and the texts of its candidates."""
+        prompt = self._texts.prompt.render(columns, where).lstrip().rstrip(" ")
+        if self._texts.each is None:
+            texts = [template.render(columns, where) for template in self._texts.candidates]
+        else:
+            template, items = self._texts.candidates[0], self._items(columns, where)
+            texts = [template.render({**columns, CANDIDATE: item}, where) for item in items]
+        empty = next((number for number, text in enumerate(texts) if not text.strip()), None)
+        if empty is not None:
+            raise UserError(f"{where}: candidate {empty + 1} of {len(texts)} is empty")
+        return prompt, [text.rstrip(" ") for text in texts]
 
     def demonstration(self, example: Example) -> str:
         """Return the prompt of a row with the candidate that is trained."""
-        row = self._read(example)
-        return self._prompt(*row) + self._candidates(*row)[self._right(example, *row)[0]]
+        prompt, texts = self.parts(*self.read(example))
+        return prompt + texts[self._right(example)[0]]
 
     def templates(self) -> dict[str, str]:
         """Return the templates of the prompt and of the candidates."""
@@ -112,13 +113,8 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
         """Return the prompt and the candidates: rows of ReCoRD share their prompts."""
         return self.show(row)
 
-    def _read(self, example: Example) -> tuple[Mapping[str, Any], str]:
-        """Return the columns of a row and where it is."""
-        columns = example.columns or dict(zip(self.task.columns, example.texts, strict=True))
-        return columns, describe_row(self.task, example)
-
-    def _prompt(self, columns: Mapping[str, Any], where: str) -> str:
-        return self._texts.prompt.render(columns, where).lstrip().rstrip(" ")
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        return super()._tokenize([text.lstrip() for text in texts])  # where the prompt is empty
 
     def _items(self, columns: Mapping[str, Any], where: str) -> list[str]:
         """Return the texts of `task.choice.each`."""
@@ -129,36 +125,23 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
             raise UserError(f"{where}: {what}; it must be a list of texts, one or more")
         return value
 
-    def _candidates(self, columns: Mapping[str, Any], where: str) -> list[str]:
-        """Return the texts of a row's candidates."""
-        if self._texts.each is None:
-            texts = [template.render(columns, where) for template in self._texts.candidates]
-        else:
-            template, items = self._texts.candidates[0], self._items(columns, where)
-            texts = [template.render({**columns, CANDIDATE: item}, where) for item in items]
-        empty = next((number for number, text in enumerate(texts) if not text.strip()), None)
-        if empty is not None:
-            raise UserError(f"{where}: candidate {empty + 1} of {len(texts)} is empty")
-        return [text.rstrip(" ") for text in texts]
-
-    def _right(self, example: Example, columns: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    def _right(self, example: Example) -> tuple[int, ...]:
         """Return the numbers of the right candidates."""
         if self._texts.right is None:
             return (example.label,)
-        value, items = self._texts.right.find(columns, where), self._items(columns, where)
-        wanted = value if isinstance(value, list) else [value]
-        if not wanted or not all(isinstance(one, str) and one.strip() for one in wanted):
-            what = f"task.choice.right={self._texts.right.text} {describe(value)}"
-            raise UserError(f"{where}: {what}; it must be a text or a list of texts, none of them empty")
+        columns, where = self.read(example)
+        wanted = self._texts.right.find_texts(columns, where, "task.choice.right")
+        items = self._items(columns, where)
         numbers = dict.fromkeys(number for text in wanted for number, item in enumerate(items) if item == text)
         if not numbers:
             raise UserError(f"{where}: the right one, {join(wanted)}, is not among the {len(items)} candidates")
         return tuple(numbers)
 
-    def _fit(
-        self, prompt_ids: list[int], all_ids: list[list[int]], texts: list[str], right: tuple[int, ...], where: str
+    def make_row(
+        self, example: Example, where: str, prompt_ids: list[int], all_ids: list[list[int]], texts: list[str]
     ) -> ChoiceRow:
-        """Return the row, given the tokens of its prompt and of the prompt with each candidate, cut to the limit."""
+        """Return the row, cut to the limit."""
+        right = self._right(example) if self._has_answers else ()
         scored = [len(ids) - len(prompt_ids) for ids in all_ids]
         if min(scored) < 1:
             shown = texts[scored.index(min(scored))]

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
-from mezo_cli.tasks import snippet
-from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, restored_options
+from mezo_cli.tasks import encoder
+from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, plain_backend
 
 
 class ClsEncoder(ClassificationEncoder):
@@ -19,16 +19,14 @@ class ClsEncoder(ClassificationEncoder):
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer)
         if not 1 <= len(task.columns) <= 2:
-            raise UserError(
-                f"task '{task.name}': objective=cls reads one or two texts, task.columns has {len(task.columns)}"
-                f" ({join(task.columns) or 'none'})"
-            )
+            given = f"{len(task.columns)} ({join(task.columns) or 'none'})"
+            raise UserError(f"task '{task.name}': objective=cls reads one or two texts, task.columns has {given}")
         self._has_segments = "token_type_ids" in tokenizer.model_input_names
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
         """Encode rows by one call of the tokenizer."""
         texts = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
-        with restored_options(self.tokenizer):
+        with plain_backend(self.tokenizer):
             batch = self.tokenizer(
                 *texts,
                 truncation=True,
@@ -46,14 +44,9 @@ class ClsEncoder(ClassificationEncoder):
     def write_snippet(self, variables: Sequence[str]) -> str:
         """Return code that lets the tokenizer join the texts, and reads the head's logits."""
         options = f"truncation=True, max_length={self.max_length}, split_special_tokens=True"
-        return "\n".join(
-            [
-                f'inputs = tokenizer({", ".join(variables)}, {options}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    scores = model(**inputs).logits[0]",
-                snippet.print_probabilities(self),
-            ]
-        )
+        call = f'inputs = tokenizer({", ".join(variables)}, {options}, return_tensors="pt")'
+        run = "with torch.no_grad():\n    scores = model(**inputs).logits[0]"
+        return f"{call}\n{run}\n{encoder.print_probabilities(self.task.labels)}"
 
     def write_pipeline(self, variables: Sequence[str]) -> str:
         """Return code that passes on the texts, and the tokenizer's options."""

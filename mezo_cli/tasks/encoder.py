@@ -1,12 +1,15 @@
 """The bases of the input encoders: check that task and tokenizer fit together, encode rows, decode them to look at."""
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import keyword
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from mezo_cli.config.schema import ChoicePrompt, Example, GeneratePrompt, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
+from mezo_cli.tasks.template import quote
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast as Tokenizer
@@ -19,6 +22,7 @@ _NO_LIMIT = 1_000_000  # transformers writes a huge model_max_length where it kn
 
 
 Row = TypeVar("Row")  # what an encoder makes of a row
+Ids = TypeVar("Ids", int, list[int])
 
 
 class InputEncoder(Generic[Row]):
@@ -26,7 +30,6 @@ class InputEncoder(Generic[Row]):
 
     Class attributes:
         limit_key: the setting of the limit on a row's tokens.
-        demonstrates: whether a row may come after demonstrations; then a subclass defines `demonstration`.
 
     Args:
         task: the task. What it says of rows is checked against the tokenizer here.
@@ -36,15 +39,12 @@ class InputEncoder(Generic[Row]):
         max_length: the most tokens of a row.
     """
 
-    demonstrates: ClassVar[bool] = False
     limit_key: ClassVar[str] = "task.max_length"
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         if not tokenizer.is_fast:
-            raise UserError(
-                f"{describe_tokenizer(tokenizer)} is not a fast tokenizer (it has no tokenizer.json), and only these"
-                " are supported"
-            )
+            why = "is not a fast tokenizer (it has no tokenizer.json), and only these are supported"
+            raise UserError(f"{describe_tokenizer(tokenizer)} {why}")
         self.task = task
         self.tokenizer = tokenizer
         self.max_length = max_row_length(tokenizer, task.max_length)
@@ -80,18 +80,35 @@ class InputEncoder(Generic[Row]):
         other.max_length = UNBOUNDED
         return other
 
+    def decode_ids(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def decode(self, row: Row) -> str:
         """Return the input as the model sees it, special tokens included."""
         return self.decode_ids(row.input_ids)  # type: ignore[attr-defined]
+
+    def show(self, row: Row) -> str:
+        """Return a row with what rightly follows it, for `mezo data`."""
+        return self.decode(row)
+
+    def distinct_text(self, row: Row) -> str:
+        """Return what no two rows should share."""
+        return self.decode(row)
+
+    def sizes(self, row: Row) -> dict[str, int]:
+        """Return the sizes of a row that `mezo data` shows, by title."""
+        return {"tokens per row": len(row.input_ids)}  # type: ignore[attr-defined]
+
+    def templates(self) -> dict[str, str]:
+        """Return the templates of what the model is given, by name, for a model card; {} where it shows an example."""
+        return {}
 
     def write_snippet(self, variables: Sequence[str]) -> str | None:
         """Return the Python code of a model card that labels a text, or None where it cannot be told in a few lines.
 
         It has `tokenizer` and `model` as transformers loads them, computes label scores exactly as mezo does, and
-        prints their probabilities. `tasks/snippet.py` has pieces of it.
-
-        Args:
-            variables: the variable that holds the text of each column.
+        prints their probabilities. `variables` hold the text of each column.
         """
         return None
 
@@ -102,39 +119,45 @@ class InputEncoder(Generic[Row]):
         """
         return None
 
-    def templates(self) -> dict[str, str]:
-        """Return the templates of what the model is given, by name, for a model card; {} where it shows an example."""
-        return {}
-
-    def sizes(self, row: Row) -> dict[str, int]:
-        """Return the sizes of a row that `mezo data` shows, by title."""
-        return {"tokens per row": len(row.input_ids)}  # type: ignore[attr-defined]
-
-    def show(self, row: Row) -> str:
-        """Return a row with what rightly follows it, for `mezo data`."""
-        return self.decode(row)
-
-    def distinct_text(self, row: Row) -> str:
-        """Return what no two rows should share."""
-        return self.decode(row)
-
-    def decode_ids(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special tokens included."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
 
 class PromptEncoder(InputEncoder[Row]):
-    """The base of the encoders of prompts with what may follow them. Rows have `input_ids`, the prompt, and `cut`.
+    """The base of the encoders of prompts with texts that may follow them. A subclass defines `parts` and `make_row`.
 
-    A row that is too long is refused, or loses the start of its prompt.
+    Rows have `input_ids`, the prompt, and `cut`. One that is too long is refused, or loses the start of its prompt.
     """
-
-    demonstrates = True
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer, prompt: GeneratePrompt | ChoicePrompt) -> None:
         super().__init__(task, tokenizer)
         self._has_answers, self._cuts = True, prompt.too_long == "cut" or task.demonstrations > 0
         self.max_length = max_row_length(tokenizer, prompt.max_length or UNBOUNDED)
+
+    def parts(self, columns: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
+        """Return the prompt of a row, and the texts that may follow it; `where` is its place, for error lines."""
+        raise NotImplementedError
+
+    def make_row(
+        self, example: Example, where: str, prompt_ids: list[int], all_ids: list[list[int]], texts: list[str]
+    ) -> Row:
+        """Return a row, cut to the limit, given the tokens of its prompt, and of the prompt with each of its texts."""
+        raise NotImplementedError
+
+    def read(self, example: Example) -> tuple[Mapping[str, Any], str]:
+        """Return the columns of a row and where it is."""
+        named = zip(self.task.columns, example.texts, strict=True) if example.columns is None else example.columns
+        return dict(named), describe_row(self.task, example)
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[Row]:
+        """Tokenize prompts alone, and together with each text that may follow them."""
+        read = [self.read(example) for example in examples]
+        parts = [self.parts(*row) for row in read]
+        pairs = [(self.lead(row) + prompt, texts) for row, (prompt, texts) in zip(examples, parts, strict=True)]
+        all_prompt_ids = self._tokenize([prompt for prompt, _ in pairs])
+        all_ids = iter(self._tokenize([prompt + text for prompt, texts in pairs for text in texts]))
+        for example, (_, where), prompt_ids, (_, texts) in zip(examples, read, all_prompt_ids, pairs, strict=True):
+            yield self.make_row(example, where, prompt_ids, [next(all_ids) for _ in texts], texts)
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        return tokenize(texts, self.tokenizer)
 
     def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[Row], list[bool]]:
         """Encode prompts without what rightly follows them, and return for each whether it was cut to fit."""
@@ -150,50 +173,55 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
     Class attributes:
         scored_by: what scores a label, in words: "label words at the mask"; empty: the objective's name says it.
 
+    Args:
+        label_words: a word per label, in the same order; none for an objective that reads none.
+
     Attributes:
-        max_length: rows are cut at this many tokens.
-        label_words: in label order; empty for an objective that reads none.
-        label_ids: the token id (mlm) or token ids (lm) of each label word; empty for an objective that reads none.
+        label_ids: the token id (mlm) or token ids (lm) of each label word.
+        keeps_mask: whether a row whose mask would be cut off loses the ends of its sentences instead, the longest
+            first; without it such a row is refused.
     """
 
     scored_by: ClassVar[str] = ""
 
-    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer, label_words: Sequence[str] = ()) -> None:
         super().__init__(task, tokenizer)
         labels = list(task.labels)
         if len(labels) < 2 or len(set(labels)) != len(labels):
             raise UserError(
                 f"task '{task.name}': task.labels needs two or more names, all different, not [{join(labels)}]"
             )
-        self.label_words = self.task_label_words(task)
-        self.label_ids: list[Any] = []
-
-    @staticmethod
-    def task_label_words(task: TaskConfig) -> list[str]:
-        """Return a task's label words, in label order; empty for an objective that reads none."""
-        return []
+        self.label_words, self.label_ids, self.keeps_mask = list(label_words), list[Any](), False
 
     def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[TokenizedExample], list[bool]]:
-        """Encode rows, in order, and return for each whether some of it was cut off.
-
-        Rows are cut as by `encode_all`. A row that `encode_all` refuses, because its mask would be cut off, loses the
-        ends of its sentences, the longest first.
-        """
-        rows, whole = self._keeping_mask().encode_all(examples), self.without_limits().encode_all(examples)
+        """Encode rows, in order, cut as by `encode_all` but with their masks; return for each whether it was cut."""
+        keeping = copy.copy(self)
+        keeping.keeps_mask = True
+        rows, whole = keeping.encode_all(examples), self.without_limits().encode_all(examples)
         return rows, [len(row.input_ids) < len(full.input_ids) for row, full in zip(rows, whole, strict=True)]
 
-    def _keeping_mask(self) -> Self:
-        """Return an encoder that never cuts the mask off; an encoder that has no mask returns itself."""
-        return self
 
+def label_words_to_ids(task: TaskConfig, words: Sequence[str], key: str, find: Callable[[int], Ids]) -> list[Ids]:
+    """Return what `find` says of each label word, by its number: its token id, or ids. Two words must not share it.
 
-def check_one_per_label(task: TaskConfig, words: Sequence[str], key: str) -> None:
-    """Refuse a number of label words that differs from that of the labels."""
-    if len(words) != len(task.labels):
+    `key` is the setting of the words, for the error line of another number than of labels.
+    """
+    labels, found = task.labels, list[Ids]()
+    if len(words) != len(labels):
         raise UserError(
-            f"task '{task.name}' has {len(task.labels)} labels ({join(task.labels)}) but {len(words)} label words"
+            f"task '{task.name}' has {len(labels)} labels ({join(labels)}) but {len(words)} label words"
             f" ({join(words)}); {key} needs one for each, in the same order"
         )
+    for index, word in enumerate(words):
+        ids = find(index)
+        if ids in found:
+            first = found.index(ids)
+            raise UserError(
+                f"task '{task.name}': labels '{labels[first]}' and '{labels[index]}' share their tokens,"
+                f" through their words '{words[first]}' and '{word}'"
+            )
+        found.append(ids)
+    return found
 
 
 def max_row_length(tokenizer: Tokenizer, wanted: int) -> int:
@@ -225,34 +253,28 @@ def tokenize(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
 
 @contextmanager
 def plain_backend(tokenizer: Tokenizer) -> Iterator[Any]:
-    """Yield a tokenizer's backend without truncation and padding, to which a special token in a text is plain text."""
-    with restored_options(tokenizer) as backend:
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = True
-        yield backend
+    """Yield a tokenizer's backend without truncation and padding, to which a special token in a text is plain text.
 
-
-@contextmanager
-def restored_options(tokenizer: Tokenizer) -> Iterator[Any]:
-    """Yield a tokenizer's backend, and restore its truncation, padding and special tokens after the block.
-
-    They are part of tokenizer.json: a checkpoint would save those of the last rows that were encoded.
+    Its options are restored after the block. They are part of tokenizer.json: a checkpoint would save those of the last
+    rows that were encoded, also by the tokenizer's own call.
     """
     backend = tokenizer.backend_tokenizer
     truncation, padding, special = backend.truncation, backend.padding, backend.encode_special_tokens
     try:
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
         yield backend
     finally:
         backend.encode_special_tokens = special
-        if truncation is None:
-            backend.no_truncation()
-        else:
+        if truncation is not None:
             backend.enable_truncation(**truncation)
-        if padding is None:
-            backend.no_padding()
         else:
+            backend.no_truncation()
+        if padding is not None:
             backend.enable_padding(**padding)
+        else:
+            backend.no_padding()
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> str:
@@ -265,3 +287,33 @@ def describe_row(task: TaskConfig, example: Example) -> str:
     """Return the task and the row, by its place in its file or by its first words, for error lines."""
     row = str(example.texts[0] if example.texts else example.columns)
     return f"task '{task.name}', {example.where or f'the row {row[:40]!r}'}"
+
+
+# --- the code of model cards ---
+
+_TAKEN = {"torch", "tokenizer", "model", "folder", "base", "ids", "parts", "input_ids", "segments", "logits", "scores"}
+_TAKEN |= {"pipeline", "pipe", "labels", "found", "one", "total", "sum"}
+_TAKEN |= {"inputs", "prompt", "prompt_ids", "word", "part", "i", "s", "text", "print", "dict", "zip", "range", "len"}
+
+IDS = """
+
+def ids(text):
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+
+"""
+
+
+def print_probabilities(labels: Sequence[str]) -> str:
+    """Return the line that prints the probability of each label, from the tensor `scores`."""
+    return f"print(dict(zip([{', '.join(map(quote, labels))}], scores.softmax(-1).tolist())))\n"
+
+
+def variable_names(columns: Sequence[str]) -> list[str]:
+    """Return a name of a Python variable for each column."""
+    names: list[str] = []
+    for column in columns:
+        name = re.sub(r"\W", "_", column)
+        usable = name.isidentifier() and not keyword.iskeyword(name) and name not in {*names, *_TAKEN}
+        names.append(name if usable else f"text_{len(names)}")
+    return names

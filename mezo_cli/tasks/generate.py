@@ -12,15 +12,15 @@
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError
 from mezo_cli.tasks import encoder
-from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_row, describe_tokenizer, tokenize
-from mezo_cli.tasks.row_text import RowTexts, describe, gold_texts
+from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_tokenizer
+from mezo_cli.tasks.template import RowTexts, describe
 
 # Some chat templates write today's date, by a function of this name. A run that is resumed tomorrow must have the same
 # prompts, so they get the date that Llama's templates fall back to.
@@ -103,27 +103,24 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         rows = zip(super().encode_all(examples), examples, strict=True)
         return [replace(row, index=index, where=example.where) for index, (row, example) in enumerate(rows)]
 
-    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[PromptRow]:
-        """Tokenize prompts alone, and together with their answers."""
-        where = [describe_row(self.task, example) for example in examples]
-        columns = [example.columns or {} for example in examples]
-        leads = [self.lead(example) for example in examples]
-        prompts = [lead + self.prompt(*row) for lead, row in zip(leads, zip(columns, where, strict=True), strict=True)]
-        answers = [self._answer(*row) for row in zip(columns, where, strict=True)]
-        texts = [prompt + (answer or "") for prompt, answer in zip(prompts, answers, strict=True)]
-        all_prompt_ids = self._tokenize(prompts)
-        all_ids = self._tokenize(texts)
-        for row, place, prompt_ids, ids, answer in zip(columns, where, all_prompt_ids, all_ids, answers, strict=True):
-            if not (prompt_ids or self._start or self._is_plain_text):
-                raise UserError(f"{place}: the prompt is empty, so nothing can follow it")
-            answer_ids = [] if answer is None else self._answer_ids(answer, prompt_ids, ids, place)
-            yield self._fit(prompt_ids, answer_ids, row, self._golds(row, answer, place), place)
+    def parts(self, columns: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
+        """Return the prompt of a row and its answer; none if the task has none, or only prompts are encoded."""
+        prompt = self._chat(columns, where) if self.task.generate.chat else self._texts.prompt.render(columns, where)
+        if self._texts.answer is None or not self._has_answers:
+            return prompt, []
+        answer = self._texts.answer.render(columns, where)
+        if not answer.strip() and not self._is_plain_text:
+            raise UserError(f"{where}: the answer {answer!r} is empty")
+        return prompt, [answer]
 
-    def prompt(self, columns: Mapping[str, Any], where: str) -> str:
-        """Return the prompt of a row, with `chat` in the tokenizer's chat template."""
+    def demonstration(self, example: Example) -> str:
+        """Return the prompt of a row with its answer."""
+        row, answer = self.read(example), self._texts.answer
+        return self.parts(*row)[0] + ("" if answer is None else answer.render(*row))
+
+    def _chat(self, columns: Mapping[str, Any], where: str) -> str:
+        """Return the prompt of a row in the tokenizer's chat template."""
         template, settings = self._texts.prompt, self.task.generate
-        if not settings.chat:
-            return template.render(columns, where)
         path = template.only_path
         value = None if path is None else path.find(columns, where)
         if path is not None and isinstance(value, list):
@@ -144,12 +141,6 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
             raise UserError(f"{where}: the tokenizer's chat template takes no such messages: {reason}") from error
         return str(chat)
 
-    def demonstration(self, example: Example) -> str:
-        """Return the prompt of a row with its answer."""
-        columns, where = example.columns or {}, describe_row(self.task, example)
-        answer = self._texts.answer
-        return self.prompt(columns, where) + ("" if answer is None else answer.render(columns, where))
-
     def templates(self) -> dict[str, str]:
         """Return the templates of the prompt and the answer."""
         settings = self.task.generate
@@ -168,29 +159,17 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         """Return the prompt; of plain text the text."""
         return self.decode_ids(row.answer_ids) if self._is_plain_text else self.decode(row)
 
-    def _answer(self, columns: Mapping[str, Any], where: str) -> str | None:
-        """Return the answer of a row; None if the task has none, or only prompts are encoded."""
-        template = self._texts.answer
-        if template is None or not self._has_answers:
-            return None
-        answer = template.render(columns, where)
-        if not answer.strip() and not self._is_plain_text:
-            raise UserError(f"{where}: the answer {answer!r} is empty")
-        return answer
-
-    def _golds(self, columns: Mapping[str, Any], answer: str | None, where: str) -> tuple[str, ...]:
+    def _golds(self, columns: Mapping[str, Any], texts: list[str], where: str) -> tuple[str, ...]:
         """Return the gold texts: the column's, or the answer as a completion would give it."""
         if self._texts.gold is not None and self._has_answers:
-            return gold_texts(self._texts.gold, columns, where)
-        if answer is None:
-            return ()
-        end = next((text for text in self.stop if answer.endswith(text)), "")
-        return (answer if self.keep_stop else answer.removesuffix(end),)
+            return tuple(self._texts.gold.find_texts(columns, where, "task.generate.gold"))
+        ends = [next((end for end in self.stop if text.endswith(end)), "") for text in texts]
+        return tuple(text if self.keep_stop else text.removesuffix(end) for text, end in zip(texts, ends, strict=True))
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text. What the chat template writes has special tokens in it."""
         if not self.task.generate.chat:
-            return tokenize(texts, self.tokenizer)
+            return super()._tokenize(texts)
         with encoder.plain_backend(self.tokenizer) as backend:
             backend.encode_special_tokens = False
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -205,10 +184,15 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         end = self.tokenizer.eos_token_id
         return answer_ids if end is None or answer.endswith(tuple(self.stop)) else [*answer_ids, end]
 
-    def _fit(
-        self, prompt: list[int], answer: list[int], columns: Mapping[str, Any], golds: tuple[str, ...], where: str
+    def make_row(
+        self, example: Example, where: str, prompt_ids: list[int], all_ids: list[list[int]], texts: list[str]
     ) -> PromptRow:
-        """Return the row, cut to the limit where it may be."""
+        """Return the row, cut to the limit."""
+        if not (prompt_ids or self._start or self._is_plain_text):
+            raise UserError(f"{where}: the prompt is empty, so nothing can follow it")
+        columns, _ = self.read(example)
+        golds = self._golds(columns, texts, where)
+        prompt, answer = prompt_ids, self._answer_ids(texts[0], prompt_ids, all_ids[0], where) if texts else []
         length, space = len(prompt) + max(len(answer), self._room), self.max_length - len(self._start)
         is_cut = length > space
         if is_cut and not self._cuts:

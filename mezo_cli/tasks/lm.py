@@ -14,9 +14,9 @@ from typing import Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError
-from mezo_cli.tasks import encoder, snippet
+from mezo_cli.tasks import encoder
 from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, describe_row, describe_tokenizer, tokenize
-from mezo_cli.tasks.template import Literal, Sentence, Special, Template
+from mezo_cli.tasks.template import Literal, Sentence, Special, parse_template, quote
 
 _SHOWN = 1 << 20  # tokens; a longer limit of a prompt is none
 _MERGES = "its first token merges with the end of the text before it; end task.lm.template in other words before {mask}"
@@ -31,17 +31,14 @@ class LmEncoder(ClassificationEncoder):
     """
 
     scored_by = "label words that continue a prompt"
-    demonstrates = True
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(task, tokenizer)
+        super().__init__(task, tokenizer, task.lm.label_words or task.label_words)
         self._parts = _prompt_parts(task)
-        key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
-        encoder.check_one_per_label(task, self.label_words, key)
         last = self._parts[-1]
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
-        self.label_ids = [self._word_ids(index) for index in range(len(self.label_words))]
-        self._check_distinct()
+        key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
+        self.label_ids = encoder.label_words_to_ids(task, self.label_words, key, self._word_ids)
         self._start = encoder.start_ids(tokenizer, task.bos_token_id)
         self.max_length = encoder.max_row_length(tokenizer, task.lm.max_length or encoder.UNBOUNDED)
         self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
@@ -57,26 +54,21 @@ class LmEncoder(ClassificationEncoder):
         """Return the prompt of a row with the word of its label."""
         return self.prompt(example.texts) + self.continuation(example.label)
 
-    @staticmethod
-    def task_label_words(task: TaskConfig) -> list[str]:
-        """Return `task.lm.label_words`, or `task.label_words` where there are none."""
-        return list(task.lm.label_words or task.label_words)
-
     def write_snippet(self, variables: Sequence[str]) -> str:
         """Return code that tokenizes the prompt with the first word, and scores every word after it."""
         word, cut = self.label_ids[0], f"[-{self._max_prompt}:]" if self._max_prompt < _SHOWN else ""
         lines = [
             f"prompt = {self._prompt_code(variables)}",
-            f"prompt_ids = {self._start} + ids(prompt + {snippet.quote(self.continuation(0))})[:-{len(word)}]{cut}",
+            f"prompt_ids = {self._start} + ids(prompt + {quote(self.continuation(0))})[:-{len(word)}]{cut}",
             "scores = []",
-            f"for word in {self.label_ids}:  # after the prompt: {snippet.words_in_line(self)}",
+            f"for word in {self.label_ids}:  # after the prompt: {' '.join(', '.join(self.label_words).split())}",
             "    with torch.no_grad():",
             "        logits = model(input_ids=torch.tensor([prompt_ids + word])).logits[0, -len(word) - 1 : -1]",
             "    scores.append(logits.log_softmax(-1)[range(len(word)), word].sum())",
             "scores = torch.stack(scores)",
-            snippet.print_probabilities(self),
+            encoder.print_probabilities(self.task.labels),
         ]
-        return snippet.IDS + "\n".join(lines)
+        return encoder.IDS + "\n".join(lines)
 
     def write_pipeline(self, variables: Sequence[str]) -> str | None:
         """Return code that prints how the model continues the prompt; None where a pipeline begins it otherwise."""
@@ -116,8 +108,7 @@ class LmEncoder(ClassificationEncoder):
 
     def _prompt_code(self, variables: Sequence[str]) -> str:
         return " + ".join(
-            snippet.quote(part.text) if isinstance(part, Literal) else snippet.sentence_code(part, variables)
-            for part in self._parts
+            quote(part.text) if isinstance(part, Literal) else part.write_code(variables) for part in self._parts
         )
 
     def _word_ids(self, index: int) -> list[int]:
@@ -138,16 +129,6 @@ class LmEncoder(ClassificationEncoder):
             raise UserError(f"{which}: {_MERGES}")
         return word
 
-    def _check_distinct(self) -> None:
-        labels, words = self.task.labels, self.label_words
-        for index, word in enumerate(self.label_ids):
-            first = self.label_ids.index(word)
-            if first < index:
-                raise UserError(
-                    f"task '{self.task.name}': labels '{labels[first]}' and '{labels[index]}' share their tokens,"
-                    f" through their words '{words[first]}' and '{words[index]}'"
-                )
-
 
 def _prompt_parts(task: TaskConfig) -> list[Literal | Sentence]:
     """Parse the template and return its parts without the mask at the end."""
@@ -158,13 +139,10 @@ def _prompt_parts(task: TaskConfig) -> list[Literal | Sentence]:
             f"the label word's place, e.g. '{{{column}}} It was {{mask}}', and task.lm.label_words if they differ"
             f"{task.offered}"
         )
-    template = Template.parse(task.lm.template, list(task.columns), task.name)
-    where = f"task '{task.name}', task.lm.template {template.text!r}"
-    parts = list(template.parts)
-    if parts and parts[0] == Special("cls"):
-        parts.pop(0)
-    if parts and parts[-1] == Special("sep+"):
-        parts.pop()
+    parts = parse_template(task.lm.template, list(task.columns), task.name)
+    where = f"task '{task.name}', task.lm.template {task.lm.template!r}"
+    parts = parts[parts[0] == Special("cls") :]
+    parts = parts[: len(parts) - (parts[-1] == Special("sep+"))]
     if parts[-1] != Special("mask"):
         raise UserError(f"{where}: {{mask}}, the label word's place, must come last: what follows it is not scored")
     prompt = [part for part in parts[:-1] if not isinstance(part, Special)]

@@ -1,4 +1,4 @@
-"""Parse templates of prompts, in either of two spellings.
+"""Parse templates of prompts, in either of two spellings, and render them.
 
 The LM-BFF spelling (Gao, Fisch and Chen, ACL 2021; used in the MeZO paper's RoBERTa runs) has every part between two
 stars: `*cls**sent_0*_It_was*mask*.*sep+*`. The readable spelling names the columns:
@@ -12,12 +12,19 @@ stars: `*cls**sent_0*_It_was*mask*.*sep+*`. The readable spelling names the colu
 - spaces and line ends after the last part are dropped;
 - `{column|filter}` is a changed text (`FILTERS`). What a filter takes stands in its parentheses: texts in quotes, and
   columns, as in `{query|replace('@placeholder', candidate)}`.
+
+A text for a decoder has no special tokens, and its row all of its columns. Then a part of one that holds a record or a
+list may stand in the braces: `{answers.text[0]}`. A text stands for itself, a number or a list of numbers is written as
+in JSON; nothing else can be in a template.
 """
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from mezo_cli.config.schema import TaskConfig
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
@@ -122,44 +129,46 @@ class Sentence:
             text = FILTERS[call.name].apply(text, *arguments)
         return " " + text if self.space else text
 
+    def write_code(self, variables: Sequence[str]) -> str:
+        """Return the Python code of this text; `variables` hold the text of each column."""
+        code = variables[self.column]
+        for call in self.filters:
+            arguments = (variables[value] if isinstance(value, int) else quote(value) for value in call.arguments)
+            code = str(FILTERS[call.name].code).format(code, *arguments)
+        return f'" " + {code}' if self.space else code
+
+
+def quote(text: str) -> str:
+    """Return the code of a text, in double quotes."""
+    code = repr(text)
+    return f'"{code[1:-1]}"' if code[0] == "'" and '"' not in code else code
+
 
 Part = Literal | Special | Sentence
 
 
-@dataclass(frozen=True)
-class Template:
-    """A parsed template: parts in order, with exactly one mask and at least one sentence.
+def parse_template(text: str, columns: list[str], task: str) -> list[Part]:
+    """Parse a template of label words in either spelling: parts in order, one mask and one sentence or more.
 
-    Two templates are equal when their parts are, whatever their spelling.
+    Args:
+        text: the template.
+        columns: the task's text columns, in order: sent_0, sent_1.
+        task: its name, for error lines.
     """
-
-    parts: tuple[Part, ...]
-    text: str = field(default="", compare=False)
-
-    @classmethod
-    def parse(cls, text: str, columns: list[str], task: str) -> "Template":
-        """Parse a template in either spelling.
-
-        Args:
-            text: the template.
-            columns: the task's text columns, in order: sent_0, sent_1.
-            task: its name, for error lines.
-        """
-        where = f"task '{task}', template {text!r}"
-        if not columns:
-            raise UserError(f"task '{task}' names no columns; task.columns lists its texts, e.g. [sentence]")
-        parse = _parse_lm_bff if _LM_BFF.search(text) else _parse_readable
-        parts = parse(text, columns, where)
-        masks = parts.count(Special("mask"))
-        if masks != 1:
-            raise UserError(f"{where}: has {masks or 'no'} masks; exactly one {{mask}} is needed")
-        sentences = [part for part in parts if isinstance(part, Sentence)]
-        if not sentences:
-            raise UserError(f"{where}: uses no column; write {{column}} for one of {join(columns)}")
-        for name in (call.name for sentence in sentences for call in sentence.filters):
-            if FILTERS[name].code is None:
-                raise UserError(f"{where}: filter '{name}' is only for task.choice and task.generate")
-        return cls(tuple(parts), text)
+    where = f"task '{task}', template {text!r}"
+    if not columns:
+        raise UserError(f"task '{task}' names no columns; task.columns lists its texts, e.g. [sentence]")
+    parts = _parse_lm_bff(text, columns, where) if _LM_BFF.search(text) else _parse_readable(text, columns, where)
+    masks = parts.count(Special("mask"))
+    if masks != 1:
+        raise UserError(f"{where}: has {masks or 'no'} masks; exactly one {{mask}} is needed")
+    sentences = [part for part in parts if isinstance(part, Sentence)]
+    if not sentences:
+        raise UserError(f"{where}: uses no column; write {{column}} for one of {join(columns)}")
+    for name in (call.name for sentence in sentences for call in sentence.filters):
+        if FILTERS[name].code is None:
+            raise UserError(f"{where}: filter '{name}' is only for task.choice and task.generate")
+    return parts
 
 
 def _parse_lm_bff(text: str, columns: list[str], where: str) -> list[Part]:
@@ -199,39 +208,16 @@ def _parse_readable(text: str, columns: list[str], where: str) -> list[Part]:
         raise UserError(
             f"{where}: a column cannot be called '{reserved[0]}', the name of a special token; use task.rename"
         )
-
-    def number(name: str) -> int:
-        if name not in columns:
-            near = did_you_mean(name, [*columns, "mask", "sep"])
-            raise UserError(f"{where}: unknown column '{name}'{near}; the columns are {join(columns)}")
-        return columns.index(name)
-
-    parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), number, where)]
+    names = list(columns)
+    parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), names, where)]
+    for name in names[len(columns) :]:
+        near = did_you_mean(name, [*columns, "mask", "sep"])
+        raise UserError(f"{where}: unknown column '{name}'{near}; the columns are {join(columns)}")
     return parts if parts[-1] == Special("sep+") else [*parts, Special("sep+")]
 
 
-def parse_text(text: str, where: str) -> tuple[list[Literal | Sentence], list[str]]:
-    """Parse a text without special tokens, in the readable spelling; white space at its end counts.
-
-    Returns:
-        Its parts, and the columns in their braces, in the order of `Sentence.column`.
-    """
-    columns: list[str] = []
-
-    def number(name: str) -> int:
-        if name not in columns:
-            columns.append(name)
-        return columns.index(name)
-
-    parts = _readable_parts(text.replace("\\n", "\n"), number, where)
-    texts = [part for part in parts if not isinstance(part, Special)]
-    if len(texts) < len(parts):
-        raise UserError(f"{where}: has no place for {{mask}} or {{sep}}; write the text itself, or \\n for a line end")
-    return texts, columns
-
-
-def _readable_parts(text: str, number: Callable[[str], int], where: str) -> list[Part]:
-    """Parse the readable spelling; `number` returns the number of a column, or refuses it."""
+def _readable_parts(text: str, columns: list[str], where: str) -> list[Part]:
+    """Parse the readable spelling; a column that is not in `columns` is appended to them."""
     parts: list[Part] = []
     literal, end = "", 0
     for match in _READABLE.finditer(text):
@@ -241,7 +227,7 @@ def _readable_parts(text: str, number: Callable[[str], int], where: str) -> list
         if token in ("{{", "}}"):
             literal += token[0]
             continue
-        part = _readable_part(token, number, where, match.start())
+        part = _readable_part(token, columns, where, match.start())
         if isinstance(part, Special):
             literal = literal.rstrip(" ")
         elif literal.endswith(" "):
@@ -254,7 +240,7 @@ def _readable_parts(text: str, number: Callable[[str], int], where: str) -> list
     return [*parts, Literal(literal)] if literal else parts
 
 
-def _readable_part(token: str, number: Callable[[str], int], where: str, position: int) -> Special | Sentence:
+def _readable_part(token: str, columns: list[str], where: str, position: int) -> Special | Sentence:
     if token in ("{", "}"):
         raise UserError(
             f"{where}: unbalanced brace at character {position + 1}; a literal brace is written {token * 2}"
@@ -270,7 +256,13 @@ def _readable_part(token: str, number: Callable[[str], int], where: str, positio
         if filters:
             raise UserError(f"{where}: {{{name}}} takes no filter, '{filters[0]}' was given")
         return Special("mask" if name == "mask" else "sep+")
-    return Sentence(number(name), tuple(_call(text, number, where) for text in filters))
+    return Sentence(_number(name, columns), tuple(_call(text, columns, where) for text in filters))
+
+
+def _number(name: str, columns: list[str]) -> int:
+    if name not in columns:
+        columns.append(name)
+    return columns.index(name)
 
 
 def _split(text: str, mark: str) -> list[str]:
@@ -278,7 +270,7 @@ def _split(text: str, mark: str) -> list[str]:
     return [piece.strip() for piece in re.split(rf"[{mark}](?=(?:{_QUOTED}|[^'\"])*$)", text)]
 
 
-def _call(text: str, number: Callable[[str], int], where: str) -> Call:
+def _call(text: str, columns: list[str], where: str) -> Call:
     """Parse a filter: its name, and in parentheses what it takes."""
     name, parenthesis, rest = text.partition("(")
     name = name.rstrip()
@@ -287,4 +279,169 @@ def _call(text: str, number: Callable[[str], int], where: str) -> Call:
     words = _split(rest[:-1], ",") if rest[:-1].strip() else []
     if len(words) not in FILTERS[name].counts or (parenthesis and not rest.endswith(")")) or "" in words:
         raise UserError(f"{where}: filter '{text}' is written {name}{FILTERS[name].usage}")
-    return Call(name, tuple(word[1:-1] if re.fullmatch(_QUOTED, word) else number(word) for word in words))
+    quoted = [bool(re.fullmatch(_QUOTED, word)) for word in words]
+    pairs = zip(words, quoted, strict=True)
+    return Call(name, tuple(word[1:-1] if is_text else _number(word, columns) for word, is_text in pairs))
+
+
+# --- rows with all of their columns ---
+
+_PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d+\])*)")
+CANDIDATE = "candidate"  # in a template of `task.choice.candidates`: a text of `task.choice.each`
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
+
+
+@dataclass(frozen=True)
+class ColumnPath:
+    """A column of a row, or a part of it: `answers.text[0]` is column `answers` and the steps `text` and 0."""
+
+    text: str
+    column: str
+    steps: tuple[str | int, ...]
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> "ColumnPath":
+        """Parse a column with any number of `.KEY` and `[NUMBER]` after it."""
+        match = _PATH.fullmatch(text)
+        if match is None:
+            raise UserError(f"{where}: '{text}' is no column; a part of one is COLUMN.KEY or COLUMN[NUMBER]")
+        steps = (int(number) if number else key for key, number in _STEP.findall(match[2]))
+        return cls(text, match[1], tuple(steps))
+
+    def find(self, columns: Mapping[str, Any], where: str) -> Any:
+        """Return the value in a row."""
+        if self.column not in columns:
+            known = f"the columns are: {join(columns)}{did_you_mean(self.column, columns)}"
+            raise UserError(f"{where}: no column '{self.column}'; {known}")
+        value = columns[self.column]
+        for step in self.steps:
+            try:
+                if isinstance(value, str):  # [0] of a text is no part of a list
+                    raise TypeError
+                value = value[step]
+            except (KeyError, IndexError, TypeError):
+                raise UserError(
+                    f"{where}: no '{self.text}': column '{self.column}' {describe(columns[self.column])}"
+                ) from None
+        return value
+
+    def find_texts(self, columns: Mapping[str, Any], where: str, setting: str) -> list[str]:
+        """Return a text in a row as a list, or a list of texts; `setting` names the path in the error line."""
+        value = self.find(columns, where)
+        texts = value if isinstance(value, list) else [value]
+        if not all(isinstance(text, str) for text in texts):
+            why = "it must be a text or a list of texts"
+            raise UserError(f"{where}: {setting}={self.text} {describe(value)}; {why}")
+        return texts
+
+    def render(self, columns: Mapping[str, Any], where: str) -> str:
+        """Return the value in a row as a text."""
+        value = self.find(columns, where)
+        if isinstance(value, str):
+            return value
+        numbers = value if isinstance(value, list) and value else [value]
+        if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+            what = f"a template takes a text, a number or a list of numbers, and {{{self.text}.KEY}} or [0] for a part"
+            raise UserError(f"{where}: '{self.text}' {describe(value)}; {what}")
+        return json.dumps(value)
+
+
+class RowTemplate:
+    """A text with columns in its braces, without special tokens, in the readable spelling; its white space counts.
+
+    Attributes:
+        paths: what stands in the braces, and in the filters.
+        only_path: the path of a template that is nothing else; None for every other.
+
+    Args:
+        text: the template.
+        where: the task and the setting, for error lines.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        names: list[str] = []
+        parts = _readable_parts(text.replace("\\n", "\n"), names, where)
+        self.parts = [part for part in parts if not isinstance(part, Special)]
+        if len(self.parts) < len(parts):
+            why = "has no place for {mask} or {sep}; write the text itself, or \\n for a line end"
+            raise UserError(f"{where}: {why}")
+        self.paths = [ColumnPath.parse(name, where) for name in names]
+        self.only_path = self.paths[0] if parts == [Sentence(0)] else None
+
+    def render(self, columns: Mapping[str, Any], where: str) -> str:
+        """Return the text of a row."""
+        texts = [path.render(columns, where) for path in self.paths]
+        try:
+            return "".join(p.render(texts) if isinstance(p, Sentence) else p.text for p in self.parts)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+
+
+class RowTexts:
+    """The templates of a task's `generate`, parsed.
+
+    Attributes:
+        prompt: the prompt's; with `chat` a name without braces is a column.
+        answer: the answer's; None: none.
+        gold: the right text or texts; None: the answer.
+        prompt_columns, answer_columns: the columns that the prompt reads, and those of the answer and the gold texts.
+    """
+
+    def __init__(self, task: TaskConfig) -> None:
+        settings, where = task.generate, f"task '{task.name}', task.generate"
+        if settings.prompt is None:
+            raise UserError(f"{where} has no prompt: set task.generate.prompt (docs/how-to/own-task.md)")
+        is_name = settings.chat and settings.prompt != "" and "{" not in settings.prompt
+        self.prompt = RowTemplate(f"{{{settings.prompt}}}" if is_name else settings.prompt, f"{where}.prompt")
+        self.answer = None if settings.answer is None else RowTemplate(settings.answer, f"{where}.answer")
+        self.gold = None if settings.gold is None else ColumnPath.parse(settings.gold, f"{where}.gold")
+        answers = [*(self.answer.paths if self.answer else ()), *([self.gold] if self.gold else ())]
+        self.prompt_columns = list(dict.fromkeys(path.column for path in self.prompt.paths))
+        self.answer_columns = list(dict.fromkeys(path.column for path in answers))
+
+
+class ChoiceTexts:
+    """The templates of a task's `choice`, parsed.
+
+    Attributes:
+        prompt: the prompt's.
+        candidates: one per candidate; with `each` one, which is rendered for each text of that list.
+        each: the list of texts; None: a row has all of `candidates`.
+        right: the right one of them, or several; None without `each`.
+        prompt_columns, answer_columns: the columns that the prompt and the candidates read, and that of the right one.
+    """
+
+    def __init__(self, task: TaskConfig) -> None:
+        settings, where = task.choice, f"task '{task.name}', task.choice"
+        self.prompt = RowTemplate(settings.prompt or "", f"{where}.prompt")
+        self.candidates = [RowTemplate(text, f"{where}.candidates {text!r}") for text in settings.candidates]
+        self.each = None if settings.each is None else ColumnPath.parse(settings.each, f"{where}.each")
+        self.right = None if settings.right is None else ColumnPath.parse(settings.right, f"{where}.right")
+        columns = [path.column for template in (self.prompt, *self.candidates) for path in template.paths]
+        if self.each is not None:
+            columns = [*(name for name in columns if name != CANDIDATE), self.each.column]
+        self.prompt_columns = list(dict.fromkeys(columns))
+        self.answer_columns = [] if self.right is None else [self.right.column]
+        unknown = [name for name in self.prompt_columns if self.each is None and name not in task.columns]
+        if unknown:
+            near = did_you_mean(unknown[0], task.columns)
+            raise UserError(f"{where}: unknown column '{unknown[0]}'{near}; task.columns are {join(task.columns)}")
+        if self.each is not None and not any(path.column == CANDIDATE for path in self.candidates[0].paths):
+            raise UserError(f"{where}.candidates {settings.candidates[0]!r}: no {{{CANDIDATE}}}: all would be the same")
+
+
+def row_texts(task: TaskConfig) -> RowTexts | ChoiceTexts:
+    """Return the templates of a task whose rows are read without labels (`Config.data_task`)."""
+    return RowTexts(task) if task.choice.prompt is None else ChoiceTexts(task)
+
+
+def describe(value: Any) -> str:
+    """Say what a value of a row is, for error lines."""
+    if value is None:
+        return "is null"
+    if isinstance(value, Mapping):
+        return f"is a record with {join(map(str, value)) or 'nothing'}"
+    if isinstance(value, list):
+        kinds = join(sorted({type(one).__name__ for one in value}))
+        return f"is a list of {len(value)} ({kinds})" if value else "is an empty list"
+    return f"is the {type(value).__name__} {str(value)[:40]!r}"

@@ -41,7 +41,7 @@ def test_words_after_punctuation_take_no_space(bpe: PreTrainedTokenizerFast):
     ("words", "message"),
     [
         (["great"], "2 labels (negative, positive) but 1 label words (great)"),
-        (["great", "great"], "labels 'negative' and 'positive' share one token, 'Ġgreat', through their words 'great'"),
+        (["great", "great"], "labels 'negative' and 'positive' share their tokens, through their words 'great' and"),
         (["great", "unbelievable"], "label word 'unbelievable' (label 'positive') is not one token"),
         (["", "great"], "label word '' (label 'negative') is not one token"),
         (["<mask>", "great"], "label word '<mask>' (label 'negative') becomes '<mask>'"),
@@ -57,7 +57,7 @@ def test_label_word_errors(words: list[str], message: str, bpe: PreTrainedTokeni
 
 def test_words_that_differ_by_case_are_one_token_to_bert(bert: PreTrainedTokenizerFast):
     with pytest.raises(
-        UserError, match="'negative' and 'positive' share one token, 'great', through their words 'Great'"
+        UserError, match="'negative' and 'positive' share their tokens, through their words 'Great' and 'great'"
     ):
         MlmEncoder(load_task("sst2", label_words=["Great", "great"]), bert)
 

@@ -7,15 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mezo_cli.errors import UserError
-from mezo_cli.tasks.row_text import RowTemplate
-from mezo_cli.tasks.snippet import sentence_code
-from mezo_cli.tasks.template import FILTERS, Literal, Sentence, Special, Template, parse_text
+from mezo_cli.tasks.template import FILTERS, Literal, RowTemplate, Sentence, Special, parse_template
 
 CLS, MASK, SEP = Special("cls"), Special("mask"), Special("sep+")
 
 
 def parsed(text: str, *columns: str) -> tuple[object, ...]:
-    return Template.parse(text, list(columns or ("a", "b")), "t").parts
+    return tuple(parse_template(text, list(columns or ("a", "b")), "t"))
 
 
 @pytest.mark.parametrize("mask", ["{mask}", "[MASK]", "<mask>", "{ mask }"])
@@ -75,9 +73,9 @@ FILTER_CASES = [  # filters, texts, result
 @pytest.mark.parametrize(("filters", "texts", "result"), FILTER_CASES)
 def test_filters_and_their_code_change_a_text(filters: str, texts: tuple[str, ...], result: str):
     assert rendered(filters, *texts) == result
-    (sentence,), _ = parse_text(f"{{a|{filters}}}", "t")
+    (sentence,) = RowTemplate(f"{{a|{filters}}}", "t").parts
     assert isinstance(sentence, Sentence)
-    assert eval(sentence_code(sentence, ["a", "b"]), dict(zip("ab", texts, strict=False))) == result
+    assert eval(sentence.write_code(["a", "b"]), dict(zip("ab", texts, strict=False))) == result
 
 
 def test_choose_puts_a_word_for_the_value_of_a_column():
@@ -172,7 +170,7 @@ def test_both_spellings_parse_alike(spellings: tuple[str, str]):
 )
 def test_template_errors(template: str, message: str):
     with pytest.raises(UserError) as error:
-        Template.parse(template, ["premise", "hypothesis"], "rte")
+        parse_template(template, ["premise", "hypothesis"], "rte")
     assert message in str(error.value)
     assert "task 'rte'" in str(error.value)
     assert "\n" not in str(error.value)
@@ -180,6 +178,6 @@ def test_template_errors(template: str, message: str):
 
 def test_a_template_needs_columns_and_none_is_called_mask():
     with pytest.raises(UserError, match="names no columns"):
-        Template.parse("{a} {mask}", [], "t")
+        parse_template("{a} {mask}", [], "t")
     with pytest.raises(UserError, match="cannot be called 'mask'"):
-        Template.parse("{a} {mask}", ["a", "mask"], "t")
+        parse_template("{a} {mask}", ["a", "mask"], "t")
