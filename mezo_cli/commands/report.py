@@ -7,7 +7,7 @@ from pathlib import Path
 from mezo_cli.commands.open_run import folders_or_outputs
 from mezo_cli.console import make_console, print_line, print_warning, progress_bar
 from mezo_cli.errors import UserError
-from mezo_cli.report.group_figures import FORMATS, paper_figure
+from mezo_cli.report.figures import FORMATS, paper_figure
 from mezo_cli.report.output import check_output, write_output
 from mezo_cli.report.page import read_report, render
 
@@ -25,7 +25,7 @@ def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> No
     for text in runs.warnings:
         print_warning(text)
     if figure is not None:  # first: there may be nothing to draw, and then nothing is written
-        paper_figure(runs.runs, runs.panels, figure)
+        paper_figure(runs.runs, runs.table, runs.panels, figure)
         print_line(f"wrote {figure}")
     if out is not None:
         write_output(out, render(runs, progress))

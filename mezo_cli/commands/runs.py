@@ -24,8 +24,16 @@ from mezo_cli.config.stored import read_settings
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.report.differences import differing_keys, flatten_stored, short_name, telling_keys
-from mezo_cli.report.settings import WITHOUT_EFFECT, format_score, format_value, matches
+from mezo_cli.report.settings import (
+    WITHOUT_EFFECT,
+    differing_keys,
+    flatten_stored,
+    format_score,
+    format_value,
+    matches,
+    short_name,
+    telling_keys,
+)
 from mezo_cli.runs import Run, find_runs, trajectory
 from mezo_cli.runs.scores import MARK, NOTE, picked_start
 

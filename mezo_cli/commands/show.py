@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 
 from mezo_cli.console import make_console, print_line
-from mezo_cli.report.details import read_details
-from mezo_cli.report.read import read_run
-from mezo_cli.report.terminal import document, show_details, show_result
+from mezo_cli.report.document import document
+from mezo_cli.report.frame import read_run
+from mezo_cli.report.terminal import show_document, show_result
 
 
 def show(run: Path, as_json: bool, quiet: bool = False) -> None:
     """Show the run in the directory `run`, or, if `quiet`, its warnings and its result only. It may be running."""
-    details = read_details(read_run(run))
+    found = document(read_run(run))
     if as_json:
-        print_line(json.dumps(document(details), indent=2, allow_nan=False))
+        print_line(json.dumps(found, indent=2, allow_nan=False))
     elif quiet:
-        show_result(details, make_console())
+        show_result(found, make_console())
     else:
-        show_details(details, make_console())
+        show_document(found, make_console())

@@ -36,7 +36,7 @@ class Comparison:
     document: Mapping[str, Any] = field(default_factory=dict)
 
 
-def make_table(title: str, rows: "Sequence[Mapping[str, str]] | pd.DataFrame", left: int = 1) -> "pd.DataFrame":
+def make_table(title: str, rows: "Sequence[Mapping[str, str | None]] | pd.DataFrame", left: int = 1) -> "pd.DataFrame":
     """Return a table of texts, `-` where a row has none. The first `left` columns are words, the others numbers."""
     import pandas as pd
 
@@ -49,28 +49,23 @@ def make_table(title: str, rows: "Sequence[Mapping[str, str]] | pd.DataFrame", l
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print the tables and, below them, the notes."""
+    """Print the tables and, below them, the notes. In a narrow terminal long words are folded; numbers never."""
     for table in comparison.tables:
         if table.attrs["title"]:
             console.print(plain_text(table.attrs["title"]))
-        console.print(_text_table(table))
+        text = TextTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+        for number, name in enumerate(table):
+            words = number < table.attrs["left"]
+            folded = words and table.iloc[:, number].str.len().max() > SHORT
+            text.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not folded)
+        for row in table.to_numpy():
+            text.add_row(*row)
+        console.print(text)
         console.print()
     for note in comparison.notes:
         item = TextTable.grid(padding=(0, 1))  # a hanging indent
         item.add_row("-", note)
         console.print(item)
-
-
-def _text_table(table: "pd.DataFrame") -> TextTable:
-    """Return a table of rich. In a narrow terminal long words are folded; numbers and short words never."""
-    text = TextTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for number, name in enumerate(table):
-        words = number < table.attrs["left"]
-        folded = words and table.iloc[:, number].str.len().max() > SHORT
-        text.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not folded)
-    for row in table.to_numpy():
-        text.add_row(*row)
-    return text
 
 
 # --- files ---

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -13,31 +13,26 @@ from mezo_cli.errors import UserError, did_you_mean, join
 
 FILE = Path(__file__).with_name("paper.yaml")
 TABLE = "roberta"  # the table that a run belongs to whose model is in none
-CELL = re.compile(r"(?P<mean>[\d.]+)(?: \((?P<std>[\d.]+)\))?(?P<uncertain>\?)?")
+CELL = re.compile(r"([\d.]+)(?: \(([\d.]+)\))?(\??)")
 
 
-@dataclass(frozen=True)
-class Number:
-    """One number of the paper, in percent. Where there is one run it has no std."""
+class Number(NamedTuple):
+    """One number of the paper, in percent, and as it is printed. Where there is one run it has no std."""
 
+    text: str
     mean: float
     std: float | None
     uncertain: bool
-
-    def __str__(self) -> str:
-        std = "" if self.std is None else f" ({self.std:.1f})"
-        return f"{self.mean:.1f}{std}{'?' if self.uncertain else ''}"
 
     def record(self) -> dict[str, float | bool | None]:
         """Return the number as fields of a CSV or JSON record."""
         return {"paper_mean": self.mean, "paper_std": self.std, "paper_uncertain": self.uncertain}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of a table: model, shots (0: zero-shot; None: all rows), method, the loss that was minimised, the numbers.
 
-    The loss "-" is that of each task (`TaskSetup.loss`).
+    The loss "-" is that of each task.
     """
 
     model: str
@@ -53,35 +48,27 @@ class Row:
 
 
 @dataclass(frozen=True)
-class TaskSetup:
-    """How the runs of a table score and train a task: objectives that give the same scores, the loss, the metric."""
-
-    objectives: tuple[str, ...]
-    loss: str
-    metric: str
-
-
-@dataclass(frozen=True)
 class Paper:
-    """One of the paper's tables, and the settings of its runs."""
+    """One of the paper's tables, and the settings of its runs.
+
+    Attributes:
+        seeds: data seeds.
+        tasks: how each is scored and trained: `objectives` that give the same scores, `loss`, `metric`.
+        setups: label of a row, or method -> `grid` (key -> its ends), `settings`, `tasks` (whose grid is another).
+    """
 
     source: str
     about: str
     notes: tuple[str, ...]
-    seeds: frozenset[int]  # data seeds
-    tasks: Mapping[str, TaskSetup]
+    seeds: frozenset[int]
+    tasks: Mapping[str, Mapping[str, Any]]
     rows: tuple[Row, ...]
-    setups: Mapping[str, Mapping[str, Any]]  # label of a row, or method -> grid (key -> its ends), settings, tasks
-
-    @property
-    def models(self) -> list[str]:
-        """The models, in order."""
-        return list(dict.fromkeys(row.model for row in self.rows))
+    setups: Mapping[str, Mapping[str, Any]]
 
     @property
     def has_shots(self) -> bool:
         """Whether the rows differ in shots, not in the model."""
-        return len(self.models) == 1
+        return len({row.model for row in self.rows}) == 1
 
     def section(self, model: str, shots: int | None) -> str:
         """Return what the first column says of a row or a group of runs: shots, or the model."""
@@ -89,13 +76,12 @@ class Paper:
 
     def row(self, model: str, shots: int | None, method: str, loss: str, task: str) -> Row | None:
         """Return a row of the table; None if the paper has none."""
-        wanted = (model, shots, method)
-        rows = (row for row in self.rows if (row.model, row.shots, row.method) == wanted)
-        return next((row for row in rows if self.loss(row, task) == loss), None)
+        wanted = (model, shots, method, loss)
+        return next((row for row in self.rows if (*row[:3], self.loss(row, task)) == wanted), None)
 
     def loss(self, row: Row, task: str) -> str:
         """Return the loss of a row's runs on a task."""
-        return self.tasks[task].loss if row.loss == "-" else row.loss
+        return str(self.tasks[task]["loss"]) if row.loss == "-" else row.loss
 
     def setup(self, method: str, loss: str = "") -> Mapping[str, Any]:
         """Return how a method was run, by that loss if it has a setup of its own; empty for one not in the paper."""
@@ -114,11 +100,6 @@ class Paper:
         setup = self.setup(method, loss)
         return {**setup.get("grid", {}), **setup.get("tasks", {}).get(task, {})}
 
-    def order(self, method: str) -> int:
-        """Return the position of a method in the table; a method that is not in the paper comes last."""
-        names = list(dict.fromkeys(row.method for row in self.rows))
-        return names.index(method) if method in names else len(names)
-
 
 def paper(table: str = TABLE) -> Paper:
     """Return a table."""
@@ -130,37 +111,30 @@ def paper(table: str = TABLE) -> Paper:
 
 def paper_of(model: str) -> Paper:
     """Return the table that has a model; the first for a model that none has."""
-    return next((table for table in _tables().values() if model in table.models), paper())
+    return next((table for table in _tables().values() if any(row.model == model for row in table.rows)), paper())
 
 
 @cache
 def _tables() -> Mapping[str, Paper]:
     """Read paper.yaml."""
     content = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    return {name: _table(values, content["source"]) for name, values in content["tables"].items()}
+    tables = {}
+    for name, values in content["tables"].items():
+        head, *lines = (re.split(r" {2,}", line.strip()) for line in values.pop("table").splitlines())
+        rows = tuple(_row(dict(zip(head, line, strict=True)), values["tasks"]) for line in lines)
+        values |= {"notes": tuple(values.get("notes", ())), "seeds": frozenset(values["seeds"])}
+        tables[name] = Paper(source=content["source"], rows=rows, **values)
+    return tables
 
 
-def _table(values: Mapping[str, Any], source: str) -> Paper:
-    tasks = {task: dict(setup) for task, setup in values["tasks"].items()}
-    head, *lines = (re.split(r" {2,}", line.strip()) for line in values["table"].splitlines())
-    return Paper(
-        source=source,
-        about=values["about"],
-        notes=tuple(values.get("notes", ())),
-        seeds=frozenset(values["seeds"]),
-        tasks={task: TaskSetup(tuple(one.pop("objectives")), **one) for task, one in tasks.items()},
-        rows=tuple(_row(dict(zip(head, line, strict=True)), list(tasks)) for line in lines),
-        setups=values["setups"],
-    )
-
-
-def _row(cells: Mapping[str, str], tasks: list[str]) -> Row:
-    numbers = {task: _number(cells[task]) for task in tasks if cells[task] != "-"}
+def _row(cells: Mapping[str, str], tasks: Mapping[str, Any]) -> Row:
     shots = int(cells["k"]) if "k" in cells else 0 if cells["method"] == "zero-shot" else None
+    numbers = {task: _number(cells[task]) for task in tasks if cells[task] != "-"}
     return Row(cells["model"], shots, cells["method"], cells["loss"], numbers)
 
 
 def _number(text: str) -> Number:
     match = CELL.fullmatch(text)
     assert match is not None, f"{FILE}: {text}"
-    return Number(float(match["mean"]), float(match["std"]) if match["std"] else None, bool(match["uncertain"]))
+    mean, std, mark = match.groups()
+    return Number(text, float(mean), float(std) if std else None, bool(mark))

@@ -1,4 +1,4 @@
-"""Sort a run's settings by their part in a comparison, name its method as the paper does, and find its defaults.
+"""Settings of runs: their part in a comparison, the paper's name of a method, defaults, differences, and as text.
 
 Every setting has one of three parts:
 
@@ -9,7 +9,8 @@ Every setting has one of three parts:
 """
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,10 +18,9 @@ import yaml
 
 from mezo_cli.config.choices import CONF, find_choices
 from mezo_cli.config.explain import GROUPS, key_owners
-from mezo_cli.config.registry import CHOICES
+from mezo_cli.config.registry import METRICS
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import defaults
-from mezo_cli.objectives import LOSSES, METRICS, OBJECTIVES
 from mezo_cli.runs.scores import MARK
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
@@ -42,6 +42,7 @@ LIMIT = ("max_seconds", "at_limit")  # without effect too, unless the run ends a
 # Shown by other columns: the model's path says more than its name; shots and seed may be the name of a folder.
 IN_OTHER_COLUMNS = ("model.name", "seed", "data.seed", "data.shots")
 OF_STEPS = ("optimizer.", "batch_size", "eval_every", "patience")  # without effect on a run of no steps
+TWINS = {"data.seed": "seed", "model.name": "model.path"}  # the same as another setting, in all or nearly all runs
 
 
 def method_name(config: Config) -> str:
@@ -51,8 +52,7 @@ def method_name(config: Config) -> str:
         name = "ICL" if config.task.demonstrations else "zero-shot" if is_zero_shot(config) else "LP"
     elif config.init == "linear_probe":
         name = f"LP then {name}"
-    adapter = "" if config.peft.name == "none" else f" {config.peft.title or config.peft.name}"
-    return name + adapter
+    return name if config.peft.name == "none" else f"{name} {config.peft.title or config.peft.name}"
 
 
 def is_zero_shot(config: Config) -> bool:
@@ -60,13 +60,7 @@ def is_zero_shot(config: Config) -> bool:
     return config.steps == 0 and config.init == "none" and not config.task.demonstrations
 
 
-def objective_order(config: Config) -> tuple[int, int]:
-    """Return the sort key of objective and loss: their order in the schema; an objective's own loss comes last."""
-    loss, losses = config.objective.loss, LOSSES.names
-    return OBJECTIVES.names.index(config.objective.name), losses.index(loss) if loss in losses else len(losses)
-
-
-# --- the parts of settings ---
+# --- by key ---
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -111,41 +105,30 @@ def default_settings(config: Config) -> dict[str, Any]:
     """Return the default of every setting by its dotted key, given the choices that a run has made.
 
     A choice's values are those of its class and of its file over them. The default of a choice's own name is the one of
-    conf/config.yaml; a choice without a file here, the user's own, is compared with that one.
+    conf/config.yaml. A choice without a file here, the user's own, is compared with that one, but for what it leaves
+    as its class has it.
     """
-    expected = flatten_values(defaults())
+    expected, values = flatten_values(defaults()), flatten(config)
     for group, usual in _usual_choices().items():
         part = getattr(config, group)
-        if group in CHOICES:
-            expected |= flatten_values(type(part)().model_dump(), f"{group}.")
-        values = choice_values(group, getattr(part, "name", usual)) or choice_values(group, usual)
-        expected |= {**flatten_values(values, f"{group}."), f"{group}.name": usual}
+        built_in = flatten_values(type(part)().model_dump(), f"{group}.")
+        own = choice_values(group, getattr(part, "name", usual))
+        expected |= {**built_in, **flatten_values(own or choice_values(group, usual), f"{group}.")}
+        if not own:
+            expected |= {key: value for key, value in built_in.items() if values.get(key) == value}
+        expected[f"{group}.name"] = usual
     if config.data.seed == config.seed:  # as composing sets it
         expected["data.seed"] = config.seed
     return expected
 
 
-def changed_settings(config: Config) -> list[tuple[str, Any, Any]]:
-    """Return (key, value, default) of the settings that differ from their defaults; a choice by its group's key."""
-    expected, values, unset = default_settings(config), flatten(config), _unset(config)
-    changed = [
-        (key, value, expected.get(key))
-        for key, value in values.items()
-        if value != expected.get(key) and not (key in unset and value == unset[key])
-    ]
-    choices = [f"{group}.name" for group in _usual_choices()]
-    ordered = sorted(changed, key=lambda item: item[0] not in choices)
-    return [(key.removesuffix(".name") if key in choices else key, value, usual) for key, value, usual in ordered]
-
-
-def _unset(config: Config) -> dict[str, Any]:
-    """Return the values that a choice of the user's own, which has no file here, has where nothing was set."""
-    unset: dict[str, Any] = {}
-    for group, usual in _usual_choices().items():
-        part = getattr(config, group)
-        if not choice_values(group, getattr(part, "name", usual)):
-            unset |= flatten_values(type(part)().model_dump(), f"{group}.")
-    return unset
+def changed_settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the settings that differ from their defaults, choices first: key -> value, default."""
+    expected, values = default_settings(config), flatten(config)
+    changed = {key: {"value": v, "default": expected.get(key)} for key, v in values.items() if v != expected.get(key)}
+    choices = {f"{group}.name": group for group in _usual_choices()}
+    ordered = sorted(changed, key=lambda key: key not in choices)
+    return {choices.get(key, key): changed[key] for key in ordered}
 
 
 def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,13 +136,13 @@ def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]
 
     The usual value is that of `usual`, else the choice's default (optimizer=adamw, peft=lora).
     """
-    unusual, expected = {}, default_settings(config) | dict(usual)
-    for key, value in flatten(config).items():
-        of_method = key.startswith(("optimizer.", "peft.")) and not key.endswith(".name")
-        if not of_method or value is None or matches(key, (*GRID, *NOT_IN_LABELS, *unused(config))):
-            continue
-        if value != expected.get(key):
-            unusual[key] = expected.get(key)
+    expected = default_settings(config) | dict(usual)
+    skipped = (*GRID, *NOT_IN_LABELS, *unused(config), "optimizer.name", "peft.name")
+    unusual = {
+        key: expected.get(key)
+        for key, value in leave_out(flatten(config), skipped).items()
+        if key.startswith(("optimizer.", "peft.")) and value is not None and value != expected.get(key)
+    }
     return unusual | ({"probe_c": None} if config.probe_c is not None else {})
 
 
@@ -178,17 +161,85 @@ def choice_values(group: str, name: str) -> Mapping[str, Any]:
     return {} if file is None else dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
 
 
+# --- differences between runs ---
+
+
+def flatten_stored(runs: Sequence[Mapping[str, Any]], default: Callable[[str], Any]) -> list[dict[str, Any]]:
+    """Return the settings of runs as config.yaml has them, nested, by dotted key; each has the keys of all.
+
+    Args:
+        runs: as `config.stored.read_settings` returns them: equal sections are the same object, flattened once.
+        default: of a key that did not exist when a run was stored.
+    """
+    sections: dict[int, dict[str, Any]] = {}
+    flat = [{name: value for name, value in run.items() if not isinstance(value, dict)} for run in runs]
+    for run, one in zip(runs, flat, strict=True):
+        for name, section in run.items():
+            if isinstance(section, dict):
+                if id(section) not in sections:
+                    sections[id(section)] = flatten_values({name: section})
+                one |= sections[id(section)]
+    missing = {key: default(key) for key in dict.fromkeys(key for one in flat for key in one)}
+    return [missing | one for one in flat]
+
+
+def told_settings(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return of each run the settings that differ and say something of their own; None where a run has no such key."""
+    every = dict.fromkeys(key for run in runs for key in run)
+    filled = [{**every, **run} for run in runs]
+    keys = telling_keys(filled, differing_keys(filled))
+    return [{key: run[key] for key in keys} for run in filled]
+
+
+def differing_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values are not the same in all runs, in the order of config.yaml."""
+    keys = list(runs[0]) if runs else []
+    return [key for key in keys if any(run.get(key) != runs[0][key] for run in runs)]
+
+
+def telling_keys(runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """Return those of the differing keys that say something of their own.
+
+    A setting of a choice that has one value wherever the choice is made follows from it (the template from the task),
+    unless it is of the grid, which a reader looks for.
+    """
+    told = [key for key in keys if not (TWINS.get(key) and all(run[key] == run[TWINS[key]] for run in runs))]
+    if "model.path" in told and "model.name" in told:
+        told.remove("model.name")
+    return [key for key in told if key in GRID or not _follows(key, runs, keys)]
+
+
+def _follows(key: str, runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> bool:
+    name = f"{key.partition('.')[0]}.name"
+    if name == key or name not in keys:
+        return False
+    values = defaultdict(list)
+    for run in runs:
+        values[run[name]].append(run[key])
+    return all(value == members[0] for members in values.values() for value in members)
+
+
 # --- as text ---
+
+
+def short_name(key: str) -> str:
+    """Return a key in short: `lr`, `peft`, `data.shots`."""
+    group, _, name = key.partition(".")
+    return group if name == "name" else name if group in ("optimizer", "peft") else key
 
 
 def format_setting(key: str, value: Any) -> str:
     """Return a setting in short: `noise=rademacher`, `lr=1e-06`."""
-    group, _, name = key.partition(".")
-    if name == "name":
-        name = group  # the choice: peft=lora
-    elif group not in ("optimizer", "peft"):
-        name = key
-    return f"{name}={format_value(value)}"
+    return f"{short_name(key)}={format_value(value)}"
+
+
+def format_value(value: Any) -> str:
+    """Return a setting's value as it is written on the command line."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(format_value, value))}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "null" if value is None else str(value)
 
 
 @cache
@@ -208,13 +259,10 @@ def shown_value(metric: str, value: float | None) -> float | None:
 
 
 def format_score(metric: str, value: float, sign: str = "") -> str:
-    """Return a score in percent, with the `sign` behind it, or as it is."""
+    """Return a score in percent, with the `sign` behind it, or as it is; a loss with four digits."""
+    if metric == "loss":
+        return f"{value:.4f}" if abs(value) >= 0.00005 else "0.0000"  # never -0.0000
     return f"{100 * value + 0:.1f}{sign}" if is_fraction(metric) else f"{value + 0:.4g}"  # + 0: -0.0 is 0
-
-
-def format_loss(value: float) -> str:
-    """Return a loss with four digits, never `-0.0000`."""
-    return f"{value:.4f}" if abs(value) >= 0.00005 else "0.0000"
 
 
 def format_mean(metric: str, value: float | None, std: float | None = None, marked: bool = False) -> str:
@@ -223,12 +271,3 @@ def format_mean(metric: str, value: float | None, std: float | None = None, mark
         return "-"
     spread = "" if std is None else f" ({format_score(metric, std)})"
     return f"{format_score(metric, value)}{spread}{f' {MARK}' if marked else ''}"
-
-
-def format_value(value: Any) -> str:
-    """Return a setting's value as it is written on the command line."""
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(format_value, value))}]"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "null" if value is None else str(value)

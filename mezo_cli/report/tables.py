@@ -1,14 +1,14 @@
 """Build the tables of `mezo compare`: groups of runs, and the paper's table."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.report.aggregate import Group, format_points, group_runs, missing_seeds, unlike_paper
+from mezo_cli.report.frame import no_runs, read_runs
+from mezo_cli.report.groups import Group, format_points, group_runs, missing_seeds, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Paper, Row, paper
-from mezo_cli.report.read import no_runs, read_runs
 from mezo_cli.report.settings import format_mean, shown_value
 from mezo_cli.runs.scores import MARK, NOTE
 
@@ -66,10 +66,8 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
         rows = [row for group in groups for row in _pick_rows(group)]
         tables.append(make_table("each seed", rows, left=4))
     records = [_group_record(group) for group in groups]
-    details = [
-        {**record, "seeds": _seed_details(group), "settings": dict(group.settings)}
-        for group, record in zip(groups, records, strict=True)
-    ]
+    own = [{"seeds": _seed_details(group), "settings": dict(group.settings)} for group in groups]
+    details = [{**record, **more} for record, more in zip(records, own, strict=True)]
     document = {"protocol": PROTOCOL, "unit": UNIT, "paper": paper().source, "groups": details}
     return Comparison(tables, _group_notes(groups), records, document)
 
@@ -80,14 +78,14 @@ def _group_row(group: Group) -> dict[str, str | None]:
     difference = "" if group.difference is None else f"{group.difference:+.1f}{' *' if unlike_paper(group) else ''}"
     return {
         "task": f"{group.task} ({', '.join(marks)})" if marks else group.task,
-        "shots": _shots_cell(group),
+        "shots": "all" if group.shots is None else str(group.shots),
         "method": group.label,
         "chosen": " or ".join(group.chosen) or None,
         "steps": str(group.steps),
         "seeds": f"{len(group.results)}{f', {group.diverged} diverged' if group.diverged else ''}",
         "dev": format_mean(group.metric, group.dev, marked=bool(group.at_start)),
         "test": format_mean(group.metric, group.mean, group.std, marked=bool(group.at_start)),
-        "paper": str(group.paper_number or ""),
+        "paper": "" if group.paper_number is None else group.paper_number.text,
         "diff": difference,
     }
 
@@ -98,7 +96,7 @@ def _pick_rows(group: Group) -> list[dict[str, str]]:
     return [
         {
             "task": group.task,
-            "shots": _shots_cell(group),
+            "shots": "all" if group.shots is None else str(group.shots),
             "method": group.label,
             "picked": points[run.point],
             "seed": f"{run.seed}" if run.seed == run.data_seed else f"{run.seed} (data {run.data_seed})",
@@ -107,15 +105,6 @@ def _pick_rows(group: Group) -> list[dict[str, str]]:
         }
         for run in group.results.itertuples()
     ]
-
-
-def _shots_cell(group: Group) -> str:
-    return "all" if group.shots is None else str(group.shots)
-
-
-def _seeds_cell(group: Group) -> str:
-    """Return how many data seeds have a result, of how many that should have one: `5`, `3/5`."""
-    return f"{len(group.picks)}/{len(group.expected)}" if group.missing else str(len(group.picks))
 
 
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
@@ -141,13 +130,7 @@ def _group_record(group: Group) -> dict[str, Any]:
     """Return a group as plain values."""
     number, difference = group.paper_number, group.difference
     return {
-        "task": group.task,
-        "metric": group.metric,
-        "shots": group.shots,
-        "model": group.model,
-        "objective": group.objective,
-        "loss": group.loss,
-        "method": group.method,
+        **{name: getattr(group, name) for name in ("task", "metric", "shots", "model", "objective", "loss", "method")},
         "label": group.label,
         "steps": group.steps,
         "n": len(group.tests),
@@ -191,11 +174,15 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     A terminal that is too narrow for all tasks gets them in several tables.
     """
     whole = paper(table)
+    first, tasks = "shots" if whole.has_shots else "model", list(whole.tasks)
     sections = dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows)
     shown = [group for group in groups if group.task in whole.tasks and not group.demo]
     shown = [group for group in shown if whole.section(group.model, group.shots) in sections]
-    lines = make_table("", [line for section in sections for line in _section_lines(whole, section, shown)], left=2)
-    first, tasks = lines.columns[0], list(whole.tasks)
+    rows = []
+    for section in sections:
+        lines = _section_lines(whole, section, shown)
+        rows += [{first: section if line is lines[0] else "", **line} for line in lines]
+    lines = make_table("", rows, left=2)
     size = next(n for n in range(len(tasks), 0, -1) if n == 1 or COLUMN[whole.has_shots] * n + 40 <= width)
     size = -(-len(tasks) // -(-len(tasks) // size))  # as many in each table
     parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
@@ -203,8 +190,7 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     is_uncertain = any(number.uncertain for row in whole.rows for number in row.numbers.values())
     notes += [UNCERTAIN] if is_uncertain and UNCERTAIN not in notes else []
     rest = len(groups) - len(shown)
-    if rest:
-        notes.append(f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare")
+    notes += [f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare"] * bool(rest)
     cells = [cell for row in whole.rows for cell in _paper_cells(whole, row, shown)]
     cells += [{"row": None, **_group_record(group)} for group in shown if group.paper_row is None]
     document = {"paper": whole.source, "unit": UNIT, "cells": cells}
@@ -214,47 +200,42 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
 def _section_lines(table: Paper, section: str, groups: Sequence[Group]) -> list[dict[str, str]]:
     """Return the lines of some shots or a model: below each of the paper's rows the user's, and at the end others."""
     lines, own = [], [group for group in groups if table.section(group.model, group.shots) == section]
-    for row in (row for row in table.rows if table.section(row.model, row.shots) == section):
-        lines.append(_line(table, row.label, {task: str(number) for task, number in row.numbers.items()}, ""))
-        same = [group for group in own if group.paper_row is row]
-        lines += _own_lines(table, same, _variant_name) or [_line(table, "  yours", {}, "-")]
-    lines += _own_lines(table, [group for group in own if group.paper_row is None], _full_name)
-    first = "shots" if table.has_shots else "model"
-    return [{first: section if number == 0 else "", **line} for number, line in enumerate(lines)]
-
-
-def _line(table: Paper, method: str, cells: Mapping[str, str], empty: str) -> dict[str, str]:
-    return {"method": method, **{task: cells.get(task, empty) for task in table.tasks}}
-
-
-def _own_lines(table: Paper, groups: Sequence[Group], name: Callable[[Group], str]) -> list[dict[str, str]]:
-    """Return one line per name of a group, and one with the differences if the paper has numbers."""
-    lines = []
-    for title in dict.fromkeys(map(name, groups)):
-        same = [group for group in groups if name(group) == title]
-        lines.append(_line(table, title, {group.task: _result_cell(group) for group in same}, "-"))
-        points = {group.task: f"{group.difference:+.1f}" for group in same if group.difference is not None}
-        lines += [_line(table, "  difference", points, "")] if points else []
+    empty, missing = dict.fromkeys(table.tasks, ""), dict.fromkeys(table.tasks, "-")
+    rows: list[Row | None] = [row for row in table.rows if table.section(row.model, row.shots) == section]
+    for row in (*rows, None):
+        if row is not None:
+            lines.append({"method": row.label, **empty, **{task: one.text for task, one in row.numbers.items()}})
+        same: dict[str, list[Group]] = {} if row is None else {"  yours": []}
+        for group in own:
+            if group.paper_row is row:
+                same.setdefault(_full_name(group) if row is None else _variant_name(group), []).append(group)
+        if len(same) > 1 and not same.get("  yours", True):
+            del same["  yours"]
+        for name, members in same.items():
+            lines.append({"method": name, **missing, **{group.task: _result_cell(group) for group in members}})
+            points = {one.task: f"{one.difference:+.1f}" for one in members if one.difference is not None}
+            lines += [{"method": "  difference", **empty, **points}] if points else []
     return lines
 
 
 def _result_cell(group: Group) -> str:
+    """Return the score, and how many of the expected data seeds have a result if one is missing: `91.0 (0.2) 3/5`."""
     score = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
-    return score + (f" {_seeds_cell(group)}" if group.missing else "")
+    return score + (f" {len(group.picks)}/{len(group.expected)}" if group.missing else "")
 
 
 def _variant_name(group: Group) -> str:
     """Return `  yours`, and the settings that differ from the paper's row."""
     usual = group.paper.settings(group.method).get("steps")
     steps = [f"steps={group.steps}"] if group.steps and group.steps != usual else []
-    texts = [group.label.removeprefix(group.method).strip(" ()"), *steps]
-    variant = ", ".join(text for text in texts if text)
+    variant = ", ".join(filter(None, [group.label.removeprefix(group.method).strip(" ()"), *steps]))
     return f"  yours: {variant}" if variant else "  yours"
 
 
 def _full_name(group: Group) -> str:
     """Return the full name of a group that matches no row of the paper."""
-    usual = {*group.paper.tasks[group.task].objectives, "cross_entropy"} if group.task in group.paper.tasks else set()
+    tasks = group.paper.tasks
+    usual = {*tasks[group.task]["objectives"], "cross_entropy"} if group.task in tasks else set()
     objective = [text for text in (group.objective, group.loss) if text not in usual]
     steps = [f"steps={group.steps}"] if group.steps else []
     return f"yours: {group.label}, {', '.join([group.model, *objective, *steps])}"

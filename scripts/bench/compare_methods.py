@@ -26,10 +26,9 @@ import numpy as np
 import pandas as pd
 
 from mezo_cli.console import format_duration, make_console
-from mezo_cli.report.aggregate import Group, format_points, group_runs
-from mezo_cli.report.details import RunDetails
+from mezo_cli.report.frame import Entry, read_runs
+from mezo_cli.report.groups import Group, format_points, group_runs
 from mezo_cli.report.output import Comparison, check_output, make_table, show, write
-from mezo_cli.report.read import Entry, read_runs
 from mezo_cli.report.settings import format_mean, format_score, leave_out, shown_value
 
 REFERENCE = "mezo"
@@ -90,17 +89,18 @@ class Method:
         return gains and self.lr in (min(rates), max(rates))
 
     @cached_property
-    def tests(self) -> dict[int, RunDetails]:
+    def tests(self) -> dict[int, Entry]:
         """The finished run of each test seed at the chosen point."""
         runs = self.group.runs
         own = runs[runs.finished & (runs.point == self.point) & ~runs.data_seed.isin(self.tuning_seeds)]
-        return {int(seed): RunDetails(entry) for seed, entry in zip(own.data_seed, own.entry, strict=True)}
+        return {int(seed): entry for seed, entry in zip(own.data_seed, own.entry, strict=True)}
 
     @cached_property
     def gains(self) -> dict[int, pd.Series]:
         """Test seed -> by how much each evaluation on dev (by step) is better than that before training."""
         order = self.group.config.order_of(self.group.metric)
-        scores = {seed: pd.Series(run.dev_scores()) for seed, run in self.tests.items()}
+        evaluations = {seed: pd.DataFrame(run.dev).set_index("step") for seed, run in self.tests.items()}
+        scores = {seed: lines[self.tests[seed].metric] for seed, lines in evaluations.items()}
         return {seed: order * (values - values.iloc[0]) for seed, values in scores.items()}
 
     @cached_property
@@ -108,12 +108,12 @@ class Method:
         """The numbers of each test seed."""
         rows = {
             seed: (
-                run.entry.score("dev"),
+                run.score("dev"),
                 run.dev[-1][run.metric],
                 self.gains[seed].iloc[-1],
-                run.entry.score("dev", "loss"),
-                run.entry.score("test"),
-                run.total_seconds,
+                run.score("dev", "loss"),
+                run.score("test"),
+                run.seconds,
             )
             for seed, run in self.tests.items()
         }
@@ -284,7 +284,7 @@ def _bench_notes(bench: Bench) -> list[str]:
 
 def _run_record(bench: Bench, method: Method, entry: Entry, point: int) -> dict[str, Any]:
     """Return the record of a run of a method at a point of the grid."""
-    metric, last = method.group.metric, RunDetails(entry).dev[-1:]
+    metric, last = method.group.metric, entry.dev[-1:]
     phase = "tune" if entry.data_seed in method.tuning_seeds else "test" if point == method.point else "other"
     return {
         "bench": bench.title,

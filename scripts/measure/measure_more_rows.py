@@ -22,7 +22,7 @@ from mezo_cli.config.schema import Config, Example
 from mezo_cli.data import load_splits
 from mezo_cli.data.sources import open_source
 from mezo_cli.objectives.scoring import remove_bias
-from mezo_cli.report.read import Entry, read_runs
+from mezo_cli.report.frame import Entry, read_runs
 from mezo_cli.training.restore import find_step, load_step
 
 

@@ -124,7 +124,7 @@ def test_the_lowest_loss_is_the_best(tmp_path: Path) -> None:
     make_run(tmp_path / "high", judged, dev=0.9).update(metric="loss")
     make_run(tmp_path / "running", judged, ended="interrupted", between={5: 0.5}).update(metric="loss")
     assert names(tmp_path, "--sort", "dev") == ["low", "running", "high"]
-    assert rows(mezo("runs", tmp_path))["running"][-2] == "0.65"  # 0.7 at step 0
+    assert rows(mezo("runs", tmp_path))["running"][-2] == "0.6500"  # 0.7 at step 0
 
 
 def test_json(some: Path) -> None:

@@ -16,8 +16,8 @@ from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.config.validation import choose
 from mezo_cli.errors import RunFailed
-from mezo_cli.report.aggregate import Group, group_runs
-from mezo_cli.report.read import Entry
+from mezo_cli.report.frame import Entry
+from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.runs import Run
 from mezo_cli.runs.trajectory import Header, Writer
 
@@ -64,9 +64,7 @@ def make_entry(
         run=Run(Path(f"{ended}-{next(NUMBERS)}")),
         config=config,
         status=ended if ended in ("finished", "interrupted", "running") else "failed",
-        error=ended,
-        start=start,
-        data_fingerprint=f"{rows}-{config.data.seed}-{data_dir(config.data)}",
+        info={"error": ended, "start": start, "data_fingerprint": f"{rows}-{config.data.seed}-{data_dir(config.data)}"},
         steps_done=steps_done,
         summary={},
         scores={

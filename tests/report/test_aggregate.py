@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.report.aggregate import group_runs, missing_seeds
+from mezo_cli.report.groups import group_runs, missing_seeds
 from mezo_cli.report.tables import group_view
 from tests.report.run_directories import SEEDS, make_entry, make_grid, only_group
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.report.svg import COLOURS
+from mezo_cli.report.figures import COLOURS
 from tests.command_line import mezo
 from tests.report.run_directories import SEEDS, make_curves, make_run
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from mezo_cli.report.details import thin_indices
+from mezo_cli.report.document import thin_indices
 from mezo_cli.report.figures import CURVE_POINTS, extremes
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.report.svg import COLOURS, SERIES
+from mezo_cli.report.figures import COLOURS, SERIES
 from tests.command_line import Result, error_line, mezo
 from tests.report.run_directories import SEEDS, make_curves, make_run
 

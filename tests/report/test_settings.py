@@ -6,13 +6,7 @@ import pytest
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.explain import all_keys
-from mezo_cli.report.settings import (
-    IN_OTHER_COLUMNS,
-    LIMIT,
-    WITHOUT_EFFECT,
-    changed_settings,
-    method_name,
-)
+from mezo_cli.report.settings import IN_OTHER_COLUMNS, LIMIT, WITHOUT_EFFECT, changed_settings, method_name
 from tests.report.run_directories import make_config, make_entry, only_group
 
 LORA = {"peft.name": "lora", "peft.r": 8, "peft.alpha": 16, "peft.targets": "query_value"}
@@ -56,13 +50,13 @@ def test_names_of_methods(settings: dict[str, Any], name: str) -> None:
 
 
 def test_only_what_differs_from_the_defaults_is_listed() -> None:
-    assert changed_settings(make_config({})) == []
+    assert changed_settings(make_config({})) == {}
     changed = changed_settings(build_config(["task=rte", "optimizer=adamw", "steps=5", "optimizer.lr=1e-3"]))
-    assert changed == [
-        ("task", "rte", "sst2"),
-        ("optimizer", "adamw", "mezo"),
-        ("optimizer.lr", 1e-3, 1e-5),
-        ("steps", 5, 100_000),
-    ]
-    own = {key: value for key, value, _ in changed_settings(build_config(["task.name=tone", "seed=7"]))}
+    assert {key: tuple(one.values()) for key, one in changed.items()} == {
+        "task": ("rte", "sst2"),
+        "optimizer": ("adamw", "mezo"),
+        "optimizer.lr": (1e-3, 1e-5),
+        "steps": (5, 100_000),
+    }
+    own = {key: one["value"] for key, one in changed_settings(build_config(["task.name=tone", "seed=7"])).items()}
     assert own == {"task": "tone", "seed": 7}

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mezo_cli.commands import compare
 from mezo_cli.report import paper
-from mezo_cli.report.aggregate import group_runs
+from mezo_cli.report.groups import group_runs
 from mezo_cli.report.output import Comparison, _csv, csv_cell
 from mezo_cli.report.tables import group_view, paper_view
 from tests.command_line import error_line, mezo

@@ -1,4 +1,4 @@
-"""Aggregate runs by the paper's protocol, and find the paper's number for each group of runs.
+"""Groups of runs: the paper's protocol over the numbers of the runs, and the paper's number for each group.
 
 The protocol: within a group, take the point of the grid with the best dev score of each data seed, by the rule of
 `Config.rank`; then the mean and the std over all runs at these points. Runs that differ in their own seed alone do not
@@ -6,20 +6,19 @@ compete: the point's score is their mean, and each counts. A point of which most
 are such. Test scores never decide.
 """
 
-import itertools
 import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from mezo_cli.config.registry import LOSSES, OBJECTIVES
 from mezo_cli.config.schema import Config
 from mezo_cli.data.fewshot import TEST_ROWS
-from mezo_cli.report.paper import Number, Row, paper_of
-from mezo_cli.report.read import Entry
+from mezo_cli.report.frame import Entry
+from mezo_cli.report.paper import paper_of
 from mezo_cli.report.settings import (
     default_settings,
     format_setting,
@@ -27,7 +26,6 @@ from mezo_cli.report.settings import (
     is_zero_shot,
     matches,
     method_name,
-    objective_order,
     unusual_settings,
 )
 
@@ -43,11 +41,21 @@ class Group:
 
     Attributes:
         settings: that all runs have in common.
+        unusual: those of them that the paper's runs of the method do not have -> the paper's value.
         runs: a row per run that counts: data_seed, seed, point (its number in `grid`), finished, dev, dev_loss, test,
             at_start (step 0 was picked), diverged, entry.
         grid: the points at which there are runs, in order.
         picks: the best point per data seed (the index): point, dev, dev_loss, test, at_start, entries.
         results: the rows of `runs` that finished at the picked points, each a seed that counts.
+        tests: the test score of each of these that has one; the index is the data seed.
+        dev, mean, std: of dev and of test over the seeds; std is the population's (ddof 0). None: there is none.
+        at_start: the data seeds for which step 0 was picked, the model before training.
+        diverged: how many of the seeds diverged: each counts with the result of its best step.
+        chosen: the picked values of what was searched, the most frequent first; empty where the grid is one point.
+        verdicts: what came of the training -> how many of its runs it came to, of those that say it.
+        paper_row: the row of the paper with the same shots, method, model and objective; None if there is none.
+        paper_number: the paper's number for this group; None if the paper has none.
+        difference: the group's mean minus the paper's, in points; None if one of them is missing.
         troubles: missing and failed runs, one text each.
         expected: data seeds that should have a result.
         ambiguous: whether another group has the same task, shots and label.
@@ -56,29 +64,52 @@ class Group:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries, self.settings, self.config = entries, entries[0].group_settings(), entries[0].config
-        self.task, self.metric = self.config.task.name, self.config.shown_metric
-        self.objective, self.loss = self.config.objective.name, self.config.objective.loss
-        self.model = Path(self.config.model.path).name
-        self.method, self.steps = method_name(self.config), self.config.steps
-        self.demo = self.config.data.name == "demo"  # its rows are not those of the task
-        self.zero_shot = is_zero_shot(self.config)
+        config = self.config
+        self.task, self.model, self.metric, self.steps = (
+            config.task.name,
+            entries[0].model,
+            config.shown_metric,
+            config.steps,
+        )
+        self.objective, self.loss, self.method = config.objective.name, config.objective.loss, method_name(config)
+        self.demo = config.data.name == "demo"  # its rows are not those of the task
+        self.zero_shot = is_zero_shot(config)
         self.shots: int | None = 0 if self.zero_shot else entries[0].shots
         self.paper = paper_of(self.model)
-        self.unusual = unusual_settings(self.config, self.paper.usual_settings(self.method))
+        self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))
         self.expected: frozenset[int] = frozenset()
         self.ambiguous, self.distinguishing = False, list[str]()
         self.runs, self.troubles = _current_runs(entries, self.metric)
         self.grid: list[Point] = sorted(set(self.runs.point))
         self.runs["point"] = self.runs.point.map({point: number for number, point in enumerate(self.grid)})
+        self._summarise()
+
+    def _summarise(self) -> None:
+        """Pick the points of the grid, and compute what follows from them."""
         self.picks = _pick_best(self.runs, self.config, self.metric)
         picked = self.runs.data_seed.map(self.picks.point)
         self.results = self.runs[self.runs.finished & (self.runs.point == picked)].sort_values(["data_seed", "seed"])
+        self.tests: pd.Series = self.results.set_index("data_seed").test.dropna()
+        self.dev = None if self.results.empty else float(self.results.dev.mean())
+        self.mean = None if self.tests.empty else float(self.tests.mean())
+        self.std = float(self.tests.std(ddof=0)) if len(self.tests) > 1 else None
+        self.at_start = list(map(int, self.picks.index[self.picks.at_start.astype(bool)]))
+        self.diverged = int(self.results.diverged.sum())
+        points = format_points(self.grid)
+        self.chosen = [points[at] for at, _ in Counter(self.picks.point).most_common()] if len(self.grid) > 1 else []
+        self.verdicts = dict(Counter(entry.verdict for entry in self.entries if entry.verdict is not None))
+        setup, self.paper_row = self.paper.tasks.get(self.task), None
+        if setup and self.objective in setup["objectives"] and self.metric == setup["metric"] and not self.demo:
+            self.paper_row = self.paper.row(self.model, self.shots, self.method, self.loss, self.task)
+        self.paper_number = None if self.paper_row is None else self.paper_row.numbers.get(self.task)
+        number, mean = self.paper_number, self.mean
+        self.difference = None if number is None or mean is None else 100 * mean - number.mean
 
     @property
     def label(self) -> str:
         """The method, with its unusual settings and those that distinguish it from similar groups."""
-        keys = dict.fromkeys([*self.unusual, *self.distinguishing])
         values = {**self.entries[0].settings, **self.settings}
+        keys = dict.fromkeys([*self.unusual, *self.distinguishing])
         settings = [format_setting(key, values.get(key)) for key in keys]
         return f"{self.method} ({', '.join(settings)})" if settings else self.method
 
@@ -90,85 +121,21 @@ class Group:
         return text + (more if self.ambiguous else "")
 
     @property
-    def dev(self) -> float | None:
-        """The mean dev score over the seeds."""
-        return None if self.results.empty else float(self.results.dev.mean())
-
-    @property
-    def tests(self) -> pd.Series:
-        """The test score of each seed that has one; the index is the data seed."""
-        return self.results.set_index("data_seed").test.dropna()
-
-    @property
-    def mean(self) -> float | None:
-        """The mean test score over the seeds."""
-        return None if self.tests.empty else float(self.tests.mean())
-
-    @property
-    def std(self) -> float | None:
-        """The population std (ddof 0) of the test score over the seeds; None for fewer than two."""
-        return float(self.tests.std(ddof=0)) if len(self.tests) > 1 else None
-
-    @property
-    def diverged(self) -> int:
-        """How many of the seeds diverged: each counts with the result of its best step."""
-        return int(self.results.diverged.sum())
-
-    @property
-    def chosen(self) -> list[str]:
-        """The picked values of what was searched, the most frequent first; empty where the grid is one point."""
-        if len(self.grid) < 2:
-            return []
-        points = format_points(self.grid)
-        return [points[point] for point, _ in Counter(self.picks.point).most_common()]
+    def missing(self) -> list[int]:
+        """The data seeds without a result."""
+        return sorted(self.expected - set(self.picks.index))
 
     def edges(self) -> list[str]:
         """Return which picked values are the least or the greatest that their data seed tried, and where to go on."""
         texts = []
         for data_seed, picked in self.picks.point.items():
-            tried = pd.DataFrame(
-                [dict(self.grid[point]) for point in self.runs.point[self.runs.data_seed == data_seed]]
-            )
+            tried = [dict(self.grid[point]) for point in self.runs.point[self.runs.data_seed == data_seed]]
             for key, value in self.grid[picked]:
-                low, high = tried[key].min(), tried[key].max()
-                if low < high and value in (low, high):
-                    side, text = "below" if value == low else "above", format_setting(key, value)
+                values = [point[key] for point in tried]
+                if min(values) < max(values) and value in (min(values), max(values)):
+                    side, text = "below" if value == min(values) else "above", format_setting(key, value)
                     texts.append(f"{text} is at the edge of the grid: go on {side} {format_value(value)}")
         return list(dict.fromkeys(texts))
-
-    @property
-    def at_start(self) -> list[int]:
-        """The data seeds for which step 0 was picked, the model before training."""
-        return list(map(int, self.picks.index[self.picks.at_start.astype(bool)]))
-
-    @property
-    def verdicts(self) -> dict[str, int]:
-        """What came of the training -> how many of its runs it came to, of those that say it."""
-        return dict(Counter(entry.verdict for entry in self.entries if entry.verdict is not None))
-
-    @property
-    def missing(self) -> list[int]:
-        """The data seeds without a result."""
-        return sorted(self.expected - set(self.picks.index))
-
-    @property
-    def paper_row(self) -> Row | None:
-        """The row of the paper with the same shots, method, model and objective; None if there is none."""
-        usual = self.paper.tasks.get(self.task)
-        if usual is None or self.objective not in usual.objectives or self.metric != usual.metric or self.demo:
-            return None
-        return self.paper.row(self.model, self.shots, self.method, self.loss, self.task)
-
-    @property
-    def paper_number(self) -> Number | None:
-        """The paper's number for this group; None if the paper has none."""
-        return None if self.paper_row is None else self.paper_row.numbers.get(self.task)
-
-    @property
-    def difference(self) -> float | None:
-        """The group's mean minus the paper's, in points; None if one of them is missing."""
-        number = self.paper_number
-        return None if number is None or self.mean is None else 100 * self.mean - number.mean
 
 
 def format_shots(shots: int | None) -> str:
@@ -178,11 +145,9 @@ def format_shots(shots: int | None) -> str:
 
 def format_points(grid: Sequence[Point]) -> list[str]:
     """Return each point of a grid in short: the settings that vary in the grid, or its lr if none does."""
-    values: dict[str, set[Any]] = defaultdict(set)
-    for key, value in itertools.chain(*grid):
-        values[key].add(value)
-    varying = [key for key, used in values.items() if len(used) > 1] or ["optimizer.lr"]
-    return [", ".join(format_setting(key, value) for key, value in point if key in varying) for point in grid]
+    varying = [key for key, _ in grid[0] if len({dict(point)[key] for point in grid}) > 1] if grid else []
+    shown = varying or ["optimizer.lr"]
+    return [", ".join(format_setting(key, value) for key, value in point if key in shown) for point in grid]
 
 
 # --- inside a group ---
@@ -202,8 +167,8 @@ def _current_runs(entries: Sequence[Entry], metric: str) -> tuple[pd.DataFrame, 
         "dev_loss": [entry.score("dev", "loss") for entry in entries],
         "at_start": [entry.picked_start for entry in entries],
         "diverged": [entry.verdict == "diverged" for entry in entries],
-        "order": [(entry.start, entry.location) for entry in entries],
-        "data": [entry.data_fingerprint for entry in entries],
+        "order": [(str(entry.info.get("start")), entry.location) for entry in entries],
+        "data": [entry.info.get("data_fingerprint") for entry in entries],
         "entry": list(entries),
     }
     runs = pd.DataFrame(columns).astype({"dev": float, "test": float, "dev_loss": float}).sort_values("order")
@@ -257,11 +222,7 @@ def _format_seed(run: Any) -> str:
 def missing_seeds(group: Group) -> list[str]:
     """Return which of the expected data seeds were not run, as a note."""
     absent = sorted(group.expected - set(group.runs.data_seed))
-    return [f"not run: {_format_seeds(absent)}"] * bool(absent)
-
-
-def _format_seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    return [f"not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"] * bool(absent)
 
 
 # --- groups beside each other ---
@@ -271,7 +232,7 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
     """Sort runs into groups, in the order of the table: model, objective, task, shots, method, steps."""
     by_settings: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        by_settings[json.dumps(entry.group_settings(), sort_keys=True, default=str)].append(entry)
+        by_settings[entry.group].append(entry)
     groups = [Group(members) for members in by_settings.values()]
     for group in groups:
         group.expected = _expected_seeds(group, groups)
@@ -281,11 +242,15 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
 
 
 def _sort_key(group: Group) -> tuple[Any, ...]:
-    tasks = list(group.paper.tasks)
-    task = (tasks.index(group.task) if group.task in tasks else len(tasks), group.task)
+    tasks, methods = list(group.paper.tasks), list(dict.fromkeys(row.method for row in group.paper.rows))
+
+    def place(names: Sequence[str], name: str) -> int:  # what a list has not comes last
+        return names.index(name) if name in names else len(names)
+
+    objective = (place(OBJECTIVES.names, group.objective), place(LOSSES.names, group.loss))
     shots = math.inf if group.shots is None else group.shots
-    method = (group.paper.order(group.method), group.label)
-    return (group.model, *objective_order(group.config), *task, shots, *method, group.steps)
+    task = (place(tasks, group.task), group.task)
+    return (group.model, *objective, *task, shots, place(methods, group.method), group.label, group.steps)
 
 
 def _expected_seeds(group: Group, groups: Sequence[Group]) -> frozenset[int]:
@@ -332,22 +297,18 @@ def unlike_paper(group: Group) -> list[str]:
     prompt = [key for key in values if matches(key, (*PROMPT, f"task.{group.objective}."))]
     if any(values[key] != built_in.get(key) for key in prompt):
         texts.append("another prompt")
-    limit = group.config.data.eval_limit
-    if limit is not None and limit < TEST_ROWS:
-        texts.append(f"tested on at most {limit} rows")
-    draws_test = group.config.data.shots is not None or group.settings["data.shots"] or group.config.data.test_size
-    if group.zero_shot and not draws_test:
+    data = group.config.data
+    if data.eval_limit is not None and data.eval_limit < TEST_ROWS:
+        texts.append(f"tested on at most {data.eval_limit} rows")
+    if group.zero_shot and not (data.shots is not None or group.settings["data.shots"] or data.test_size):
         texts.append(f"tested on all rows, the paper on at most {TEST_ROWS}")
     return texts
 
 
 def _other_settings(group: Group) -> list[str]:
-    expected = group.paper.settings(group.method, group.loss)
-    if not expected:  # the paper gives none for LP
-        return []
-    values = group.entries[0].settings
+    expected, values = group.paper.settings(group.method, group.loss), group.entries[0].settings
     other = {key: value for key, value in expected.items() if key in group.settings and values[key] != value}
-    differing = (other | group.unusual).items()
+    differing = (other | group.unusual).items() if expected else ()  # the paper gives none for LP
     return [f"{format_setting(key, values[key])} not {format_value(usual)}" for key, usual in differing]
 
 
@@ -364,9 +325,7 @@ def _outside_grid(group: Group) -> list[str]:
 
 
 def _other_seeds(group: Group) -> list[str]:
-    ours = set(group.tests.index)
-    if ours == group.paper.seeds:
-        return []
-    if ours < group.paper.seeds:
-        return [f"{len(ours)} of {len(group.paper.seeds)} data seeds"]
-    return [f"data seeds {', '.join(map(str, sorted(ours)))}"]
+    ours, seeds = set(group.tests.index), group.paper.seeds
+    if ours < seeds:
+        return [f"{len(ours)} of {len(seeds)} data seeds"]
+    return [] if ours == seeds else [f"data seeds {', '.join(map(str, sorted(ours)))}"]

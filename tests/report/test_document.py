@@ -3,41 +3,45 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from mezo_cli.errors import UserError
-from mezo_cli.report.details import OPEN_END, RunDetails, confidence, read_details
-from mezo_cli.report.read import read_run
+from mezo_cli.report.document import OPEN_END, document
+from mezo_cli.report.frame import frame, read_run
 from tests.report.run_directories import make_curves, make_run
 
 
-def details(path: Path) -> RunDetails:
-    return read_details(read_run(path))
+def told(path: Path) -> dict[str, Any]:
+    return document(read_run(path))
 
 
-def test_the_result_against_the_start(finished: Path) -> None:
-    run = details(finished)
-    assert [(one.name, one.scores["accuracy"], one.step) for one in run.results()] == [
+def test_the_result_against_the_start_and_the_steps(finished: Path) -> None:
+    run = told(finished)
+    assert [(one["name"], one["accuracy"], one["step"]) for one in run["results"]] == [
         ("dev before training", 0.5, 0),
         ("dev best", 0.8, 40),
         ("test at best", 0.75, 40),
     ]
-    assert run.forwards(40) == 80
-    assert run.prompt == "<s>a film of no great length. It was<mask>.</s>"
-    assert run.label_words() == [("negative", "terrible"), ("positive", "great")]
-    assert "MeZO trained all 1,000 parameters of roberta-large on sst2 (32 training rows" in run.sentence()
-    assert "for 40 steps of 32 rows:" in run.sentence()  # batch_size=64, of which there are 32
+    assert run["prompt"] == "<s>a film of no great length. It was<mask>.</s>"
+    assert run["label_words"] == {"negative": "terrible", "positive": "great"}
+    assert "MeZO trained all 1,000 parameters of roberta-large on sst2 (32 training rows" in run["sentence"]
+    assert "for 40 steps of 32 rows:" in run["sentence"]  # batch_size=64, of which there are 32
+    assert run["loss"] == {"steps": [*range(1, 41)], "values": [1 - step / 80 for step in range(1, 41)]}
+    assert run["projected_grad"]["zero_fraction"] == 0.2
+    assert run["steps_per_second"] == 4.0
 
 
-def test_the_steps(finished: Path) -> None:
-    run = details(finished)
-    np.testing.assert_allclose(run.losses, 1 - np.arange(1, 41) / 80)
-    assert run.projected_grads is not None
-    assert run.projected_grads.size == 40
-    assert run.gradient_stats["zero_fraction"] == 0.2
-    assert run.median_speed == 4.0
+def test_the_table_of_numbers(finished: Path) -> None:
+    run = read_run(finished)
+    table = frame([run]).set_index(["split", "metric", "step"]).sort_index()
+    assert set(table.run) == {run.location}
+    assert (set(table.seed), set(table.group)) == ({13}, {run.group})
+    assert table.value["dev", "accuracy"].to_dict() == {0: 0.5, 10: 0.575, 20: 0.65, 30: 0.725, 40: 0.8}
+    assert table.value["batch", "loss"].to_list() == told(finished)["loss"]["values"]
+    assert table.value["test", "predicted positive", 40] == 0.75
+    assert (table.forwards == 2 * table.index.get_level_values("step")).all()
 
 
 @pytest.mark.parametrize("ended", ["finished", "interrupted"])
@@ -47,37 +51,36 @@ def test_all_samples_that_were_drawn_count_and_no_others(ended: str, tmp_path: P
     grads = [[1.0], [-2.0, 3.0], [0.0, 1.0, 1.0], [1.0, 1.0, -1.0, 1.0]]
     run = make_run(tmp_path / "a", settings, grads=grads, ended=ended)
     run.truncate_metrics(2)  # not only the logged steps
-    stats = details(run.path).gradient_stats
-    assert stats == {"zero_fraction": 0.1, "mean_abs": 1.2, "min_abs": 0.0, "max_abs": 3.0}
+    stats = {"zero_fraction": 0.1, "mean_abs": 1.2, "min_abs": 0.0, "max_abs": 3.0}
+    assert told(run.path)["projected_grad"] == stats
 
 
 def test_the_test_rows_are_spread_from_sure_to_unsure(finished: Path) -> None:
-    found = details(finished).examples
-    assert (len(found.right), len(found.wrong)) == (10, 10)
-    assert (found.count(right=True), found.count(right=False)) == (30, 10)
-    assert [row["row"] for row in found.right][:: len(found.right) - 1] == [39, 1]
-    assert all(row["predicted"] != row["label"] for row in found.wrong)
-    sure = [confidence(row) for row in found.right]
+    run = told(finished)
+    assert (len(run["right"]), len(run["wrong"])) == (10, 10)
+    assert run["test_rows"] == {"correct": 30, "wrong": 10}
+    assert [row["row"] for row in run["right"]][::9] == [39, 1]
+    assert all(row["predicted"] != row["label"] for row in run["wrong"])
+    sure = [row["probabilities"][row["predicted"]] for row in run["right"]]
     assert sure == sorted(sure, reverse=True)
-    assert found.majority == 0.5
-    assert found.counts["negative", "positive"] == 10
+    assert run["counts"]["negative"] == {"negative": 10, "positive": 10}
 
 
 def test_a_running_run(tmp_path: Path) -> None:
     held = make_curves(tmp_path / "run", ended="running")
-    run = details(held.path)
-    assert run.entry.status == "running"
-    assert run.examples.message == OPEN_END
-    assert [one.name for one in run.results()] == ["dev before training", "dev best so far"]
-    assert "MeZO trains all" in run.sentence()
+    run = told(held.path)
+    assert (run["status"], run["no_test_rows"]) == ("running", OPEN_END)
+    assert [one["name"] for one in run["results"]] == ["dev before training", "dev best so far"]
+    assert "MeZO trains all" in run["sentence"]
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     held = make_run(tmp_path / "run", {"steps": 4}, ended="running")
     (held.path / "metrics.jsonl").unlink()
-    run = details(held.path)
-    assert run.entry.status == "running"
-    assert (run.dev, run.best, list(run.losses), run.projected_grads, run.results()) == ([], None, [], None, [])
+    run = told(held.path)
+    assert (run["status"], run["dev"], run["loss"], run["results"]) == ("running", [], None, [])
+    assert run["projected_grad"]["zero_fraction"] is None
+    assert frame([read_run(held.path)]).empty
 
 
 def test_damage_is_named(finished: Path, tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ def test_damage_is_named(finished: Path, tmp_path: Path) -> None:
         shutil.copytree(finished, broken)
         (broken / name).write_text(change((broken / name).read_text()))
         with pytest.raises(UserError, match="damaged"):
-            details(broken)
+            told(broken)
 
 
 # --- commands ---
@@ -100,7 +103,7 @@ def test_damage_is_named(finished: Path, tmp_path: Path) -> None:
 def commands(tmp_path: Path, ended: str = "finished", **settings: object) -> dict[str, str]:
     made = make_run(tmp_path / "a run", {"steps": 9, **settings}, ended=ended, grads=[1.0])
     made.update(argv=["mezo", "train", "task=sst2", "hydra.run.dir=x", "--config-dir", "mine", "-q"])
-    return dict(details(made.path).commands())
+    return dict(told(made.path)["commands"])
 
 
 def test_the_commands_of_a_finished_run(tmp_path: Path) -> None:
@@ -130,6 +133,6 @@ def test_the_commands_depend_on_how_the_run_ended(
 def test_a_shared_folder_is_not_resumed(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", {"data.name": "files"}, grads=[1.0])
     made.update(weights={})
-    found = dict(details(made.path).commands())
+    found = told(made.path)["commands"]
     assert found["Evaluate"].endswith("--split test data.dir=DIR")
     assert "Train longer" not in found

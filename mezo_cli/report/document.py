@@ -1,0 +1,311 @@
+"""Everything that is told about one run, as one JSON document. The page and the terminal are views of it.
+
+It needs the run's directory only: no model and no torch.
+"""
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mezo_cli.config.optimizers import PerturbationConfig
+from mezo_cli.config.schema import data_dir
+from mezo_cli.data.texts import read_columns
+from mezo_cli.errors import UserError
+from mezo_cli.optim import optimizer_class
+from mezo_cli.report import untrained
+from mezo_cli.report.frame import Entry, predicted_fractions
+from mezo_cli.report.settings import changed_settings, method_name
+from mezo_cli.runs import trajectory
+from mezo_cli.runs.run import own_reward
+from mezo_cli.runs.scores import MARK, NOTE, metrics_of
+
+EXAMPLES = 10  # right and wrong test rows each
+ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
+MOSTLY_ZERO = 0.5  # fraction of projected gradients that are exactly 0 from which on a note says so
+OPEN_END = "Test rows appear once the run has finished."
+
+
+def document(run: Entry) -> dict[str, Any]:
+    """Return the document of a run, for which all its files are read. It may be running."""
+    try:
+        return _document(run)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{run.run.path} is damaged: a file lacks what belongs there ({error!r})") from error
+
+
+def _document(run: Entry) -> dict[str, Any]:
+    config, info, optimizer, logged = run.config, run.info, optimizer_class(run.config.optimizer), run.metrics[0]
+    gradients = trajectory.scalar_stats(projected_grads(run))
+    examples, completions, prompt = _examples(run), _completions(run), info.get("prompt")
+    hidden = ("crc", "kind", "split")
+    dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
+    return {
+        "run": run.location,
+        "title": f"{method_name(config)} on {config.task.name} with {run.model}",
+        "status": run.status,
+        "error": info.get("error"),
+        "verdict": run.verdict,
+        "sentence": _sentence(run),
+        "warnings": _warnings(run, gradients["zero_fraction"], optimizer.symbol),
+        "prompt": None if prompt is None else str(prompt),
+        "label_words": dict(zip(config.task.labels, info.get("label_words", ()), strict=False)),
+        "steps": {"done": run.steps_done, "planned": config.steps},
+        "metric": run.metric,
+        "results": _results(run),
+        "conclusions": _conclusions(run),
+        **{key: run.summary.get(key) for key in ("difference", "baselines")},
+        "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
+        "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
+        "scalar": optimizer.scalar,
+        "symbol": optimizer.symbol,
+        optimizer.scalar: dict(gradients),
+        "steps_per_second": _speed(run),
+        **examples,
+        "dev_completions": completions,
+        "step_names": {step: _name_step(run, step, list(completions)) for step in completions},
+        "settings": changed_settings(config),
+        "facts": _facts(run),
+        "versions": {name: str(version) for name, version in (info.get("versions") or {}).items()},
+        "commands": _commands(run, examples["completions"]),
+    }
+
+
+# --- what it was ---
+
+
+def _sentence(run: Entry) -> str:
+    """Return one sentence that says what the run was."""
+    config, rows, trainable = run.config, run.info.get("rows") or {}, run.info.get("trainable")
+    reward, loss = (run.info.get("reward") or {}).get("name"), config.objective.loss
+    measure = f"reward {reward}" if reward and loss == "reward" else f"{loss.replace('_', '-')} loss"
+    scored = f"{run.info.get('scored_by') or config.objective.name}, {measure}"
+    count = f"{config.data.name} data" if rows.get("train") is None else f"{rows['train']:,} training rows"
+    shots = f", {run.shots} per label" if run.shots else ""
+    data = f"{config.task.name} ({count}{shots}; {scored})"
+    if config.steps == 0:
+        what = "was evaluated" if config.init == "none" else "got a linear probe on its features and was evaluated"
+        return f"{run.model} {what} on {data}; nothing else was trained."
+    trained = "the parameters"
+    if trainable:
+        share, trained = float(trainable["share"]), f"{int(trainable['count']):,} parameters"
+        trained = f"all {trained}" if share == 1 else f"{trained} ({100 * share:.2g}%)"
+    settings = f"learning rate {config.optimizer.lr:g}"
+    if isinstance(config.optimizer, PerturbationConfig):
+        settings += f", eps {config.optimizer.eps:g}"
+    verb = "trains" if run.status == "running" else "trained"
+    steps = f"{config.steps:,}" if run.finished else f"{run.steps_done:,} of {config.steps:,}"
+    size = min(config.batch_size, rows.get("train") or config.batch_size)
+    what = f"{method_name(config)} {verb} {trained} of {run.model} on {data}"
+    return f"{what} for {steps} steps of {size} rows: {settings}, seed {config.seed}."
+
+
+def _facts(run: Entry) -> dict[str, str]:
+    """Return what is known about where and how the run was made."""
+    info, summary = run.info, run.summary
+    dirty = " with uncommitted changes" if info.get("git_dirty") else ""
+    values = {
+        "started": info.get("start"),
+        "ended": info.get("end"),
+        "device": info.get("device"),
+        "host": info.get("host"),
+        "training": f"{float(summary['seconds']):,.0f} s" if "seconds" in summary else None,
+        "forwards": f"{summary['forwards']:,}" if "forwards" in summary else None,
+        "backwards": f"{summary['backwards']:,}" if summary.get("backwards") else None,
+        "peak memory": f"{summary['peak_memory_bytes'] / 1e9:.2f} GB" if summary.get("peak_memory_bytes") else None,
+        "noise": info.get("noise_kernels"),
+        "data": (info.get("data_fingerprint") or "")[:12] or None,
+        "data revision": info.get("data_revision"),
+        "model revision": info.get("model_revision"),
+        "mezo commit": f"{info['git_commit']}{dirty}" if info.get("git_commit") else None,
+        "command line": _command(list(map(str, info.get("argv") or ()))[1:]) or None,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _command(words: Sequence[str]) -> str:
+    """Return the words behind `mezo` as a command line, or as the call from Python; empty without words."""
+    if words[:1] == ["finetune"]:
+        return f"finetune({', '.join(words[1:])})"
+    return shlex.join(["mezo", *words]) if words else ""
+
+
+# --- the result ---
+
+
+def _results(run: Entry) -> list[dict[str, Any]]:
+    """Return dev before training and its best, test before training, baselines, test at best, as far as known.
+
+    Each has its name, step, the 95% interval of the run's metric as text, and the scores. A baseline has no loss.
+    """
+    last = {line["split"]: line for line in run.evaluations}
+    if run.best is None:
+        return []
+    mark = f" {MARK}" if run.picked_start else ""
+    start = "dev after the linear probe" if run.config.init == "linear_probe" else "dev before training"
+    lines = {start: run.dev[0]}
+    if len(run.dev) > 1:
+        lines[f"dev best{mark}" if run.finished else "dev best so far"] = run.best
+    names = {"test_before": "test before training", "test": f"test at best{mark}"}
+    others = [split for split in last if split not in ("dev", "train", "test")]
+    lines |= {names.get(split, split): last[split] for split in (*others, "test") if split in last}
+    return [
+        {"name": name, "step": line["step"], "interval": _interval(run, line), **metrics_of(line)}
+        for name, line in lines.items()
+    ]
+
+
+def _interval(run: Entry, line: Mapping[str, Any]) -> str:
+    return untrained.interval({"intervals": run.intervals(line)}, run.metric)
+
+
+def _conclusions(run: Entry) -> list[str]:
+    """Return the verdict with the figures behind it, and what was gained beside a removed bias, where known."""
+    verdict, reason = run.verdict, run.summary.get("verdict_reason")
+    said = [f"Verdict: {verdict}, {reason}."] if verdict and reason else []
+    return [*said, *filter(None, [untrained.sentence(run.summary, run.config)])]
+
+
+def _warnings(run: Entry, zero: float | None, symbol: str) -> list[str]:
+    """Return what a reader must know before believing the numbers of a run."""
+    texts = {
+        "finished": [],
+        "running": [f"The run is still running: step {run.steps_done:,} of {run.config.steps:,}."],
+        "interrupted": [f"The run was {run.trouble()}. It can be resumed."],
+    }.get(run.status, [f"The run {run.trouble()}."])
+    if run.verdict == "diverged":
+        texts.append("The run diverged: its loss rose far above the first, or every dev row got one label.")
+    if run.picked_start:
+        texts.append(f"{NOTE}.")
+    last = [*run.dev[-1:], *(line for line in run.metrics[1] if line["split"] == "test")][-1:]
+    for line in last:
+        shares = {label: share for label, share in predicted_fractions(line).items() if share >= ONE_LABEL}
+        texts += [
+            f"{name} is predicted for {100 * one:.0f}% of the {line['split']} rows." for name, one in shares.items()
+        ]
+    if zero is not None and zero >= MOSTLY_ZERO:
+        texts.append(f"{symbol} is exactly 0 in {100 * zero:.0f}% of all samples, which then change nothing.")
+    return texts
+
+
+# --- the steps ---
+
+
+def projected_grads(run: Entry) -> np.ndarray | None:
+    """Return those of all steps, or what is recorded in their place; None where nothing is, and before the first."""
+    file, config = run.run.trajectory, run.config
+    if not config.optimizer.replayable or not file.exists() or not file.stat().st_size:
+        return None
+    optimizer: Any = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+    grads = run.run.read_trajectory().drawn_grads(optimizer.shown)
+    return grads if grads.size else None
+
+
+def _speed(run: Entry) -> float | None:
+    """Return the median of the steps per second between logged steps; None before the second of them."""
+    passed, done = (np.diff(run.metrics[0].get(name, ())) for name in ("seconds", "step"))
+    known = passed > 0  # a time is stored to the millisecond
+    return float(np.median(done[known] / passed[known])) if known.any() else None
+
+
+# --- rows ---
+
+
+def _examples(run: Entry) -> dict[str, Any]:
+    """Return test rows to look at, or in `no_test_rows` why there are none.
+
+    They are spread evenly over all `right` and all `wrong` rows, from the surest prediction to the least sure; of all,
+    `test_rows` says how many are right, `counts` how often each label (first) is predicted as each (second). Of a run
+    that generates text they are `completions`, from the best to the worst.
+    """
+    found: dict[str, Any] = {"right": [], "wrong": [], "completions": [], "counts": {}, "test_rows": {}}
+    found["no_test_rows"] = ""
+    rows = run.run.predictions(run.metrics[1])
+    if not rows:
+        found["no_test_rows"] = "It has no predictions of test rows." if run.finished else OPEN_END
+    elif "predicted" not in rows[0]:
+        ordered = sorted(rows, key=lambda row: (-metrics_of(row).get(run.metric, 0.0), row["row"]))
+        found["completions"] = _spread(ordered)
+    else:
+        rows = sorted(rows, key=lambda row: (-row["probabilities"][row["predicted"]], row["row"]))
+        found["right"] = _spread([row for row in rows if row["predicted"] == row["label"]])
+        found["wrong"] = _spread([row for row in rows if row["predicted"] != row["label"]])
+        counts, labels = Counter((row["label"], row["predicted"]) for row in rows), run.config.task.labels
+        found["test_rows"] = {"correct": sum(counts[label, label] for label in labels)}
+        found["test_rows"]["wrong"] = len(rows) - found["test_rows"]["correct"]
+        found["counts"] = {label: {other: counts[label, other] for other in labels} for label in labels}
+    return found
+
+
+def thin_indices(count: int, most: int) -> np.ndarray:
+    """Return at most `most` evenly spaced indices of `count`, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)) if count else np.zeros(0, int)
+
+
+def _spread(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [rows[i] for i in thin_indices(len(rows), EXAMPLES)]
+
+
+def _completions(run: Entry) -> dict[int, list[dict[str, Any]]]:
+    """Return step -> what the model said of some dev rows at the start, the best step and the last; {} for most."""
+    kept, lacking = run.run.completions(run.metrics[1]), {"kind", "step", "crc", "row"}
+    best = [] if run.best is None else [int(run.best["step"])]
+    steps = sorted({*list(kept)[:1], *list(kept)[-1:], *(step for step in best if step in kept)})
+    return {step: [{k: v for k, v in row.items() if k not in lacking} for row in kept[step]] for step in steps}
+
+
+def _name_step(run: Entry, step: int, steps: Sequence[int]) -> str:
+    """Return what a step of the completions is: `step 0, start`."""
+    best = run.best is not None and step == run.best["step"]
+    marks = {"start": step == steps[0], "best": best, "last": step == steps[-1]}
+    return ", ".join([f"step {step:,}", *(name for name, applies in marks.items() if applies)])
+
+
+# --- commands ---
+
+
+def _commands(run: Entry, completions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what can be done with the run -> the command for it."""
+    config, info = run.config, run.info
+    resumable = "weights" not in info  # as of a run that `mezo export --trajectory` wrote
+    fixed = config.optimizer.depends_on_total_steps or config.forwards is not None or not config.steps
+    data = ["data.dir=DIR"] if config.data.name == "files" and data_dir(config.data) is None else []
+    words = [str(word) for word in info.get("argv") or ()][1:]
+    if words and not any("objective.reward=" in word for word in words):  # a job gets it from its environment
+        words += own_reward(info)
+
+    def command(verb: str, *words: str) -> str:
+        return run.run.command(verb, *words, info=info)
+
+    commands = {
+        "Run again": _command([word for word in words if word != "-q" and not word.startswith("hydra.run.dir=")])
+    }
+    if resumable and run.status in ("interrupted", "failed"):
+        commands["Resume"] = command("resume")
+    if resumable and run.finished and not fixed:
+        commands["Train longer"] = command("resume", f"steps={2 * config.steps}")
+    if config.optimizer.replayable and config.steps and run.best is not None:
+        step = str(run.best["step"])
+        commands["Rebuild the weights of a step"] = command("replay", "--step", step, "--out", "FOLDER")
+    if run.finished:
+        commands["Evaluate"] = command("eval", "--split", "test", *data)
+        commands["Export the model"] = command("export", "--out", "FOLDER")
+        commands["Predict a text of your own"] = command("predict") + _texts(
+            read_columns(config.data_task), completions
+        )
+    return {name: command for name, command in commands.items() if command}
+
+
+def _texts(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the words of `mezo predict` that give one row; a list or a record is that of a test row."""
+    values = rows[0]["columns"] if rows else {}
+    lists = {name: json.dumps(value) for name, value in values.items() if isinstance(value, (list, dict))}
+    words = [f"{name}={lists.get(name, '...')}" for name in columns]
+    if len(columns) == 1:
+        words = [lists.get(columns[0], "...")]
+    quoted = (f'"{word}"' if re.fullmatch(r"[\w=.]+", word) else shlex.quote(word) for word in words)
+    return "".join(f" --text {word}" for word in quoted)

@@ -1,0 +1,300 @@
+"""Read the runs under some folders, and put their numbers into one tidy table: `frame`. Every view is made from it."""
+
+import json
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mezo_cli.config.schema import Config, data_dir
+from mezo_cli.config.stored import read_config
+from mezo_cli.console import relative_path
+from mezo_cli.errors import UserError, join, one_line
+from mezo_cli.report import untrained
+from mezo_cli.report.settings import (
+    GRID,
+    IN_OTHER_COLUMNS,
+    LIMIT,
+    WITHOUT_EFFECT,
+    flatten,
+    is_zero_shot,
+    leave_out,
+    matches,
+    unused,
+)
+from mezo_cli.runs import Run, find_runs, trajectory
+from mezo_cli.runs.scores import metrics_of, picked_start
+
+if TYPE_CHECKING:  # `mezo show` needs no pandas
+    import pandas as pd
+
+FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
+LOGGED, REWARDS = ("step", "loss", "seconds"), ("reward", "reward_min", "reward_max")  # of a training step's line
+
+
+class Value(NamedTuple):
+    """A row of the table: one number of a run.
+
+    Attributes:
+        run: its directory.
+        group: what all runs of its group have in common (`Entry.group`).
+        seed: the data seed.
+        step: the number of steps before it.
+        forwards: the forwards of a batch until then.
+        split: `batch` (of a logged step), `dev`, `train`, `test`, `test_before`, or a baseline's name.
+        metric: `loss`, a metric's name, or `predicted LABEL`: the fraction of the rows that get a label.
+        value: the number.
+        low, high: the ends of its 95% interval; of a batch's reward, the least and greatest over the members.
+    """
+
+    run: str
+    group: str
+    seed: int
+    step: int
+    forwards: int
+    split: str
+    metric: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run: its files as they are read. `scores`: split -> metric or `loss` -> value, of its best checkpoint."""
+
+    run: Run
+    config: Config
+    info: Mapping[str, Any]
+    status: str
+    steps_done: int
+    summary: Mapping[str, Any]  # summary.json; empty until the run has finished
+    scores: Mapping[str, Mapping[str, float]]
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """Every setting by its dotted key."""
+        return flatten(self.config)
+
+    @cached_property
+    def location(self) -> str:
+        """The run directory, relative to the working directory if it lies below it."""
+        return relative_path(self.run.path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has finished."""
+        return self.status == "finished"
+
+    @property
+    def metric(self) -> str:
+        """The metric by which the best checkpoint is chosen."""
+        return self.config.chosen_metric
+
+    @property
+    def model(self) -> str:
+        """The last part of the model's path."""
+        return Path(self.config.model.path).name
+
+    def score(self, split: str, metric: str | None = None) -> float | None:
+        """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none."""
+        return self.scores.get(split, {}).get(metric or self.metric)
+
+    @property
+    def shots(self) -> int | None:
+        """Training rows per label; None for all rows."""
+        match = _few_shot_folder(self.config)
+        return self.config.data.shots if match is None else int(match[1])
+
+    @property
+    def data_seed(self) -> int:
+        """The seed that the training rows were drawn with."""
+        match = _few_shot_folder(self.config)
+        return self.config.data_seed if match is None else int(match[2])
+
+    @property
+    def verdict(self) -> str | None:
+        """What came of the training: improved, not_improved or diverged; None where summary.json does not say it."""
+        return self.summary.get("verdict")
+
+    @property
+    def picked_start(self) -> bool:
+        """Whether the result is that of step 0, the model before training, although steps were taken."""
+        return picked_start(self.summary)
+
+    @cached_property
+    def group(self) -> str:
+        """The settings that all runs of its group have in common, as JSON."""
+        return json.dumps(self.group_settings(), sort_keys=True, default=str)
+
+    def grid_settings(self) -> dict[str, Any]:
+        """Return the run's point of the grid."""
+        excluded = unused(self.config)
+        return {key: value for key, value in self.settings.items() if key in GRID and not matches(key, excluded)}
+
+    def group_settings(self) -> dict[str, Any]:
+        """Return the settings that all runs of a group have in common: those that have an effect, without the grid."""
+        config = self.config
+        limit = LIMIT if config.at_limit == "stop" else ()
+        sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
+        excluded = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *unused(config), *sources)
+        kept = leave_out(self.settings, excluded)
+        if _few_shot_folder(config) is not None:
+            kept["data.dir"] = str(Path(str(data_dir(config.data))).parent)
+        # A zero-shot run reads no training rows: only the kind of its test set counts.
+        kept["data.shots"] = self.shots if not is_zero_shot(config) else self.shots is not None
+        return kept
+
+    def trouble(self) -> str:
+        """Return why the run has no result: `failed (ERROR)`, `interrupted at step 3 of 10`."""
+        if self.status == "failed":
+            return f"failed ({' '.join(str(self.info.get('error')).split())})"
+        return f"{self.status} at step {self.steps_done} of {self.config.steps}"
+
+    # --- metrics.jsonl ---
+
+    @cached_property
+    def metrics(self) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+        """The logged steps as columns (none: {}), rewards where there are any; and the evaluations, in order."""
+        columns: dict[str, array[float]] = {}  # of many lines: 8 bytes a number
+        evaluations = []
+        for line in self.run.lines:
+            if line["kind"] == "eval":
+                evaluations.append(line)
+            elif line["kind"] == "train":
+                columns = columns or {name: array("d") for name in (*LOGGED, *REWARDS) if name in line}
+                for name, values in columns.items():
+                    values.append(line[name])
+        arrays = {name: np.array(values) for name, values in columns.items()}
+        return arrays | {"step": arrays["step"].astype(int)} if arrays else {}, evaluations
+
+    @property
+    def dev(self) -> list[dict[str, Any]]:
+        """The evaluations on dev, in order of steps; empty before the first one."""
+        return [line for line in self.metrics[1] if line["split"] == "dev"]
+
+    @cached_property
+    def best(self) -> dict[str, Any] | None:
+        """The best evaluation on dev, as the run picks it; None before the first."""
+        return min(self.dev, key=self.config.rank, default=None)
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """All evaluations, in order, then the baselines' scores like them: their `split` is the baseline's name."""
+        baselines = untrained.baselines(self.summary).items()
+        return [*self.metrics[1], *({"split": name, "step": 0, **scores} for name, scores in baselines)]
+
+    def intervals(self, line: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
+        """Return metric -> its 95% interval for one of the evaluations; {} where summary.json has none."""
+        scores = self.summary.get(line["split"]) if line["split"] != "dev" or line is self.best else None
+        return (line if "intervals" in line else scores or {}).get("intervals") or {}
+
+    @property
+    def seconds(self) -> float:
+        """How long the training has taken, or has taken so far."""
+        logged, evaluations = self.metrics
+        known = [*logged.get("seconds", ())[-1:], *(line["seconds"] for line in evaluations[-1:])]
+        return float(self.summary.get("seconds", max(known, default=0.0)))
+
+    def forwards(self, step: int) -> int:
+        """Return the forwards of a batch until a step, those of a linear probe before the first included."""
+        probe = (self.info.get("probe") or {}).get("forwards", 0)
+        return self.config.optimizer.count_forwards(step, self.config.steps)["forwards"] + int(probe)
+
+    def values(self) -> Iterator[Value]:
+        """Yield the run's rows of the table, but for the logged steps."""
+        for line in self.evaluations:
+            about = (self.location, self.group, self.data_seed, line["step"], self.forwards(line["step"]))
+            fractions = {f"predicted {label}": share for label, share in predicted_fractions(line).items()}
+            for metric, value in (metrics_of(line) | fractions).items():
+                yield Value(*about, line["split"], metric, value, *self.intervals(line).get(metric, ()))
+
+    def batches(self) -> "pd.DataFrame":
+        """Return the run's rows of its logged steps: the loss, or the reward where there is one."""
+        import pandas as pd
+
+        columns = self.metrics[0]
+        metric = "reward" if "reward_max" in columns else "loss"
+        return pd.DataFrame(
+            {
+                **{"run": self.location, "group": self.group, "seed": self.data_seed, "step": columns["step"]},
+                "forwards": [self.forwards(step) for step in columns["step"].tolist()],
+                **{"split": "batch", "metric": metric, "value": columns[metric]},
+                **{"low": columns.get("reward_min"), "high": columns.get("reward_max")},
+            }
+        )
+
+
+def frame(runs: Sequence[Entry]) -> "pd.DataFrame":
+    """Return one tidy table of the runs' numbers, with the columns of `Value`."""
+    import pandas as pd
+
+    values = pd.DataFrame([value for run in runs for value in run.values()], columns=list(Value._fields))
+    return pd.concat([values, *(run.batches() for run in runs if run.metrics[0])], ignore_index=True)
+
+
+def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return label -> the fraction of the rows predicted as it, of an evaluation; empty where it counts no labels."""
+    predicted = line.get("predicted") or {}
+    total = sum(predicted.values()) or 1
+    return {label: count / total for label, count in predicted.items()}
+
+
+def _few_shot_folder(config: Config) -> re.Match[str] | None:
+    """Return the match of (shots, data seed) in the name of a prepared few-shot folder; None for other data."""
+    folder = data_dir(config.data)
+    return None if folder is None or config.data.shots is not None else FEW_SHOT_FOLDER.fullmatch(Path(folder).name)
+
+
+# --- reading ---
+
+
+def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
+    """Return the runs under `folders`, each once, and one warning per directory that cannot be read as a run."""
+    runs = {run.path.resolve(): run for folder in folders for run in find_runs(folder)}
+    entries, warnings = [], []
+    for run in runs.values():
+        try:
+            entries.append(_read(run))
+        except (UserError, OSError) as error:
+            warnings.append(left_out(run, error))
+    return entries, warnings
+
+
+def left_out(run: Run, error: Exception) -> str:
+    """Return the warning about a run that cannot be read."""
+    return f"{relative_path(run.path)} is left out: {one_line(error)}"
+
+
+def no_runs(folders: Iterable[Path], warnings: list[str]) -> UserError:
+    """Return the error for folders without a run that can be read, with the first reason."""
+    reason = f" that can be read: {warnings[0]}" if warnings else ""
+    return UserError(f"no runs under {join(map(str, folders))}{reason}")
+
+
+def read_run(path: Path) -> Entry:
+    """Return the run in a directory."""
+    return _read(Run.open(path))
+
+
+def _read(run: Run) -> Entry:
+    info, text = run.read()
+    config, status = read_config(run.path / "config.yaml", text), run.status(info)
+    summary = run.read_summary() if status == "finished" else {}
+    if status == "finished":
+        steps = [int(summary.get("steps", config.steps))]
+        if config.optimizer.replayable:
+            trajectory.check_length(run.trajectory, steps[0])
+    else:
+        steps = [trajectory.count_steps(run.trajectory), *(line["step"] for line in run.lines)]
+    scores = {split: metrics_of(summary[split]) for split in ("dev", "train", "test") if summary.get(split) is not None}
+    for split in ["dev"] * bool(summary) + list(scores):
+        if not {config.chosen_metric, "loss"} <= set(scores.get(split, ())):
+            path = run.path / "summary.json"
+            raise UserError(f"{path} is damaged: {split} lacks {config.chosen_metric} or loss")
+    return Entry(run, config, info, status, max(steps), summary, scores)
