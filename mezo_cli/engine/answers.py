@@ -41,17 +41,17 @@ class EngineAnswers:
         the rows are completed twice.
         """
         members = engine.attach(own.loaded, own.forward)
-        answers = EngineAnswers(members, own.loaded.tokenizer, own.completer.ends)
+        answers = EngineAnswers(members, own.loaded.tokenizer, own.decoder.ends)
         scored = [with_last_tokens_scored(row) for row in rows]
         batch = own.collate(scored)
         engine.check(
             own.forward, lambda: own_log_probs(own, batch), lambda: torch.cat(answers.log_probs(scored)), len(rows)
         )
-        own.completer.engine = answers
+        own.engine = answers
         if own.generates and "texts_repeat" not in engine.record:
             assert isinstance(own.config.objective, GenerateConfig)
             drawn = own.config.objective.temperature, own.config.objective.samples
-            engine.say_repeats(*(own.completer.complete(rows, *drawn, 0) for _ in range(2)))
+            engine.say_repeats(*(own.complete(rows, *drawn)[0] for _ in range(2)))
         return own
 
     def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:

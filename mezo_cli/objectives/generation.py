@@ -9,6 +9,7 @@ the token, the same for all members of a step.
 SQuAD and DROP with).
 """
 
+import hashlib
 import json
 import logging
 import math
@@ -29,20 +30,25 @@ from mezo_cli.config.schema import Config
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.models.decoding import Completion
+from mezo_cli.models.decoding import Completion, Decoder, Sampling
 from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.completions import REWARD, Completer, figures
 from mezo_cli.objectives.prediction import CompletedPrompt
 from mezo_cli.objectives.scoring import Evaluation, mean_of
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
+from mezo_cli.rewards.scoring import Reward
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
 log = logging.getLogger("mezo")
 
+REWARD = "reward"
 IGNORED = -100  # F.cross_entropy's mark of a position that is not scored
 FIGURES = ("truncated", "length")  # of completions: in metrics.jsonl beside the metrics
 UNITS = {"length": " tokens", "truncated": " of all"}
 ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows follows from them
+# The most tokens, of prompts and completions, of a batch that several members share, and the most elements of all their
+# matrices. In larger batches a member more spares no time (scripts/bench/bench_generation.py --members).
+MEMBER_TOKENS = 8192
+MEMBER_ELEMENTS = 1 << 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +70,8 @@ class Generation(Objective):
     """Completes prompts and rewards the completions, or scores the answers.
 
     Attributes:
-        completer: completes and rewards; an inference engine takes its place there.
+        decoder: completes prompts.
+        engine: the `EngineAnswers` that complete prompts and score answers instead of the model; None: the model.
     """
 
     model_kind = CAUSAL_LM
@@ -76,13 +83,19 @@ class Generation(Objective):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         assert isinstance(config.objective, GenerateConfig)
-        self._own, self.completer = config.objective, Completer(config, loaded, forward, encoder)
-        weakref.finalize(self, self.completer.close)
+        self._own, self.decoder = config.objective, Decoder(loaded.model, loaded.tokenizer)
+        self.engine: Any = None
         self.loss_from_counts = self._own.loss == "lm"
+        self._stop, self._stop_tokens = tuple(encoder.stop), frozenset[int]()
+        if config.data.as_released:  # there a completion ends with the last token of a stop text
+            of_texts = (loaded.tokenizer.encode(text, add_special_tokens=False) for text in self._stop)
+            self._stop, self._stop_tokens = (), frozenset(ids[-1] for ids in of_texts)
         self._reward = reward_spec(config)
         metric, parts = config.task.metric, [] if self._reward is None else self._reward.parts
         # The reward is named `reward` in the metrics, also where it is this metric alone or has it.
         self._metric = None if metric is None or metric in [part.name for part in parts] else parse(metric)
+        self._open: dict[str, Reward] = {}  # rewards by what they are, once their workers run
+        weakref.finalize(self, _close, self._open)
         self._step, self._members = 0, list[dict[str, Any]]()  # figures of members, for `step_scalars`
         self._ahead: dict[tuple[PromptBatch, Perturbation | None], list[list[Completion]]] = {}  # of later members
         self._ahead_of: Sequence[Perturbation | None] = ()  # the points that they were made for
@@ -106,7 +119,7 @@ class Generation(Objective):
         padded = [[IGNORED] * (longest - len(row.answer_ids)) + [*row.answer_ids] for row in rows]
         answers = torch.tensor(padded, dtype=torch.int64)
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-        if not self.completer.takes_positions:
+        if not self.decoder.takes_positions:
             del inputs["position_ids"]
         device = self.loaded.device
         return PromptBatch(rows, {name: value.to(device) for name, value in inputs.items()}, answers.to(device))
@@ -125,31 +138,99 @@ class Generation(Objective):
 
     def row_losses(self, batch: PromptBatch) -> Tensor:
         """Return minus the reward of each row, float64 [1, rows]."""
-        if self._reward is None:
-            raise UserError(f"objective.loss=reward: {NO_REWARD}")
-        completions = self._complete(batch)
-        values, errors = self.completer.reward(self._reward, batch.rows, completions, self._step)
+        assert self._reward is not None
+        completions = self._complete_active(batch)
+        values, errors = self._rewards(self._reward, batch.rows, completions, self._step)
         self._members.append(
             {  # of one member on the rows of one micro-batch, as plain JSON: ranks exchange it
                 "rows": [row.index for row in batch.rows],
                 "values": {name: of_rows.tolist() for name, of_rows in values.items()},
-                "figures": {name: of_rows.tolist() for name, of_rows in figures(completions).items()},
+                "figures": {name: of_rows.tolist() for name, of_rows in _figures(completions).items()},
                 "errors": errors,
                 "tokens": sum(len(one.ids) for of_row in completions for one in of_row),
             }
         )
         return -torch.from_numpy(values[REWARD]).unsqueeze(0)
 
-    def _complete(self, batch: PromptBatch) -> list[list[Completion]]:
+    def _complete_active(self, batch: PromptBatch) -> list[list[Completion]]:
         """Return what the active member says. Members that complete rows in one batch do so when the first is asked."""
-        if self._ahead_of is not self.forward.upcoming:
-            self._ahead_of, self._ahead = self.forward.upcoming, {}
-        own, key = self._own, (batch, self.forward.perturbation)
-        if key not in self._ahead:
-            members = self.completer.members_together(batch.rows, own.samples)
-            completed = self.completer.complete_members(batch.rows, own.temperature, own.samples, self._step, members)
+        forward, samples = self.forward, self._own.samples
+        if self._ahead_of is not forward.upcoming:
+            self._ahead_of, self._ahead = forward.upcoming, {}
+        active = forward.perturbation
+        if (batch, active) not in self._ahead:
+            signed = [[p] if p is None else [p._replace(signs=(sign,)) for sign in p.signs] for p in forward.upcoming]
+            members = [member for of_point in signed for member in of_point]
+            if self.engine is None and active in members and forward.supports_members:
+                longest = max(len(row.input_ids) for row in batch.rows) + self._own.max_new_tokens
+                tokens = len(batch.rows) * samples * longest
+                first, most = (
+                    members.index(active),
+                    min(MEMBER_TOKENS // tokens, MEMBER_ELEMENTS // forward.params.count),
+                )
+                members = members[first : first + max(1, most)]
+            else:
+                members = [active]
+            completed = self.complete(batch.rows, self._own.temperature, samples, self._step, members)
             self._ahead |= zip([(batch, member) for member in members], completed, strict=True)
-        return self._ahead.pop(key)
+        return self._ahead.pop((batch, active))
+
+    def complete(
+        self,
+        rows: Sequence[PromptRow],
+        temperature: float,
+        samples: int,
+        step: int = 0,
+        members: Sequence[Perturbation | None] = (None,),
+    ) -> list[list[list[Completion]]]:
+        """Return the completions of each row by each member: [members][rows][samples]. A single one is active."""
+        limit, keep_stop = self._own.max_new_tokens, self.encoder.keep_stop
+        sampling = Sampling(limit, temperature, self._stop, keep_stop, self.config.seed, step, self._stop_tokens)
+        keys = [(row.index, sample) for row in rows for sample in range(samples)]
+        prompts = [row.input_ids for row in rows for _ in range(samples)]
+        if self.engine is not None:
+            seeds = [self._seed_of(number, sample, step) for number, sample in keys]
+            completions = self.engine.complete(prompts, seeds, sampling)
+        else:
+            with self.forward.materialized(members) as member_rows:
+                completions = self.decoder.complete(prompts, keys, sampling, member_rows)
+        of_rows = [completions[i : i + samples] for i in range(0, len(completions), samples)]
+        return [of_rows[i : i + len(rows)] for i in range(0, len(of_rows), len(rows))]
+
+    def _rewards(
+        self, spec: RewardSpec, rows: Sequence[PromptRow], completions: Sequence[Sequence[Completion]], step: int
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Return the rewards of rows by name, float64 [rows], `reward` first, and of how many completions they failed.
+
+        The samples of a row are put together.
+
+        Raises:
+            UserError: when the reward cannot be opened.
+            RunFailed: when it fails, with `objective.reward_errors=stop`.
+        """
+        keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
+        texts = [completion.text for of_row in completions for completion in of_row]
+        scored = self._opened(spec).score(texts, *self._arguments(keys, step))
+        reduce = np.max if self._own.reduce == "max" else np.mean
+        values = {REWARD: scored.values, **scored.parts}
+        return {name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors
+
+    def _arguments(self, keys: Sequence[tuple[PromptRow, int]], step: int) -> tuple[list[Any], ...]:
+        """Return what a reward gets for (row, sample) beside the completions: columns, golds, seeds, locations."""
+        seeds = [self._seed_of(row.index, sample, step) for row, sample in keys]
+        places = [row.where or f"row {row.index}" for row, _ in keys]
+        return [row.columns for row, _ in keys], [row.golds for row, _ in keys], seeds, places
+
+    def _opened(self, spec: RewardSpec) -> Reward:
+        name, own = spec.describe(), self._own
+        if name not in self._open:
+            self._open[name] = Reward(spec, timeout=own.reward_timeout, on_error=own.reward_errors)
+        return self._open[name]
+
+    def _seed_of(self, row: int, sample: int, step: int) -> int:
+        """Return the seed of a completion of row number `row`, for an engine and for its reward: 63 bits of a hash."""
+        digest = hashlib.sha256(f"{self.config.seed} {step} {row} {sample}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 1
 
     def counts(self, batch: PromptBatch) -> Tensor:
         """Return the sum of the losses of the answers' tokens, and their number: float64 [1, 2]."""
@@ -162,8 +243,8 @@ class Generation(Objective):
 
     def _answer_losses(self, batch: PromptBatch) -> Tensor:
         """Return the sum of the losses of each answer's tokens: float64 [rows]."""
-        if self.completer.engine is not None:
-            return -torch.stack([of_row.sum() for of_row in self.completer.engine.log_probs(batch.rows)])
+        if self.engine is not None:
+            return -torch.stack([of_row.sum() for of_row in self.engine.log_probs(batch.rows)])
         logits = self._answer_logits(batch)
         # Row by row: in float64 the logits of a whole batch are large.
         loss = partial(F.cross_entropy, reduction="sum", ignore_index=IGNORED)
@@ -242,7 +323,7 @@ class Generation(Objective):
             for row in rows:
                 if isinstance(column, str) and row.columns.get(column, "") is None:
                     raise UserError(f"{row.where}: column '{column}' is null, and objective.reward reads it")
-        repeatable = self.completer.check(self._reward, rows[:2])
+        repeatable = self._opened(self._reward).check(*self._arguments([(row, 0) for row in rows[:2]], 0))
         if not repeatable:
             log.warning("warning: the reward gave other numbers when it was called again: a resumed run may differ")
         return {"reward": {**self._reward.record(), "repeatable": repeatable}}
@@ -257,14 +338,14 @@ class Generation(Objective):
         columns: dict[str, np.ndarray] = {}
         records: list[dict[str, Any]] = [{} for _ in batch.rows]
         if self.generates:
-            completions = self.completer.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples, 0)
+            (completions,) = self.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples)
             for spec in (self._reward, self._metric):
                 columns |= {} if spec is None else self._reward_columns(spec, batch.rows, completions)
             records = [
                 {**said, "golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
                 for i, (row, said) in enumerate(zip(batch.rows, self._said(batch.rows, completions), strict=True))
             ]
-            columns |= figures(completions)
+            columns |= _figures(completions)
         if self.loss_from_counts:
             sums, tokens = self._answer_losses(batch).cpu().numpy(), [len(row.answer_ids) for row in batch.rows]
             columns |= dict(zip(ANSWER, (sums, np.array(tokens, dtype=float)), strict=True))
@@ -275,7 +356,7 @@ class Generation(Objective):
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: list[list[Completion]]
     ) -> dict[str, np.ndarray]:
         """Return the reward, and its parts as `reward_PART`; the task's metric, a single reward, has its own name."""
-        values, _ = self.completer.reward(spec, rows, completions, 0)
+        values, _ = self._rewards(spec, rows, completions, 0)
         metric = self.config.task.metric
         if spec is self._metric:
             return {str(metric): values[REWARD]}
@@ -321,7 +402,7 @@ class Generation(Objective):
         """Return the prompt and the completions of each row; no reward is needed."""
 
         def measure(batch: PromptBatch) -> tuple[Tensor, list[dict[str, Any]]]:
-            completions = self.completer.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples, 0)
+            (completions,) = self.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples)
             said = self._said(batch.rows, completions)
             return torch.zeros(len(said), 0), [{"completions": [one["completion"]], **one} for one in said]
 
@@ -331,3 +412,17 @@ class Generation(Objective):
 def _part_name(name: str) -> str:
     """Return the name of a part of a reward in lines and records: no other figure has it."""
     return name if name == REWARD else f"{REWARD}_{name}"
+
+
+def _figures(completions: Sequence[Sequence[Completion]]) -> dict[str, np.ndarray]:
+    """Return of each row the share of its completions that ended at the limit, and their mean length in tokens."""
+    return {
+        "truncated": np.array([np.mean([one.truncated for one in of_row]) for of_row in completions]),
+        "length": np.array([np.mean([len(one.ids) for one in of_row]) for of_row in completions]),
+    }
+
+
+def _close(rewards: dict[str, Reward]) -> None:
+    """End the processes of the rewards."""
+    while rewards:
+        rewards.popitem()[1].close()

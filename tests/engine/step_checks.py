@@ -25,7 +25,7 @@ def compare_scores(monkeypatch: pytest.MonkeyPatch, rows: Any = None) -> list[fl
 
     def begin_step(self: Any, step: int) -> None:
         begin(self, step)
-        engine = self.completer.engine
+        engine = self.engine
         if engine is None:
             return
         row = with_last_tokens_scored(self.check_rows(self.encoder)[1])

@@ -9,7 +9,7 @@ import pytest
 
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
-from mezo_cli.objectives import completions
+from mezo_cli.objectives import generation
 from mezo_cli.perturb import forward
 from mezo_cli.perturb.member_weights import MemberRows
 from mezo_cli.runs import Run
@@ -92,8 +92,8 @@ def test_members_of_a_lora_share_batches_and_keep_their_losses(
     lines, shared = [], []
     batches = mock.Mock(wraps=MemberRows)
     monkeypatch.setattr(forward, "MemberRows", batches)
-    for tokens in (completions.MEMBER_TOKENS, 0):
-        monkeypatch.setattr(completions, "MEMBER_TOKENS", tokens)
+    for tokens in (generation.MEMBER_TOKENS, 0):
+        monkeypatch.setattr(generation, "MEMBER_TOKENS", tokens)
         assert mezo("train", *DEMO, *more, f"hydra.run.dir={tmp_path / str(tokens)}").code == 0
         lines.append(figures(tmp_path / str(tokens)))
         shared.append([call.args[0] for call in batches.call_args_list])
@@ -108,7 +108,7 @@ def test_a_batch_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     more = ["peft=lora", "optimizer=es", "optimizer.members=6", "steps=1", "eval_every=4"]
     batches = mock.Mock(wraps=MemberRows)
     monkeypatch.setattr(forward, "MemberRows", batches)
-    monkeypatch.setattr(completions, "MEMBER_TOKENS", 4 * 6 * 14)  # 4 members of 6 rows: 8 tokens, 6 new ones
+    monkeypatch.setattr(generation, "MEMBER_TOKENS", 4 * 6 * 14)  # 4 members of 6 rows: 8 tokens, 6 new ones
     assert mezo("train", *DEMO, *more, f"hydra.run.dir={tmp_path / 'run'}").code == 0
     assert [call.args[0] for call in batches.call_args_list] == [4, 2]
 
