@@ -65,8 +65,7 @@ class Objective:
 
     def collate(self, rows: Sequence[Any]) -> Any:
         """Return rows as a batch on the model's device. By default a `Batch`, laid out by `lay_out`."""
-        loaded = self.loaded
-        return collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids, self.lay_out)
+        return collate(rows, self.loaded.pad_id, self.loaded.device, self.loaded.uses_token_type_ids, self.lay_out)
 
     def lay_out(self, rows: Sequence[Any]) -> Arrays | None:
         """Return the arrays that are read as `batch.layout`; None if it reads `batch.inputs()`, padded rows.
@@ -91,8 +90,8 @@ class Objective:
         raise NotImplementedError
 
     def from_counts(self, counts: Tensor) -> Tensor:
-        """Return the loss that `counts` of all rows are, for each weight set: [1] or [2]."""
-        raise NotImplementedError
+        """Return the loss that `counts` of all rows are, [1] or [2]: by default of a sum and a number, the mean."""
+        return counts[:, 0] / counts[:, 1]
 
     def check_start(self, rows: Sequence[Any]) -> dict[str, Any]:
         """Check what has to be right before the first step, train first; return what run.json keeps of it."""
@@ -221,14 +220,14 @@ class Objective:
     ) -> dict[str, Any]:
         """Return what summary.json says of the best step besides its scores, of `dev` and of `test` if there is one.
 
-        `intervals`; where the untrained model is known, `difference` to it and `test_before`.
+        `intervals`; where the untrained model is known, `difference` to it and `test_before`. A run that was not
+        trained has no difference: its result is that of the untrained model.
 
         Args:
             before: split -> evaluation by the untrained model, `train` among them; empty if it is not known.
             after: split -> evaluation at the best step, `train` among them.
             rows: split -> its rows.
-            trained: whether the run took a step. One that did not has no difference: its result is that of the
-                untrained model.
+            trained: whether the run took a step.
         """
         splits = [split for split in after if split != "train"]
         summary: dict[str, Any] = {"intervals": {split: after[split].summary()["intervals"] for split in splits}}
@@ -240,18 +239,9 @@ class Objective:
 
 
 def linear_in_float32(forward: PerturbedForward, layer: nn.Linear, rows: Tensor | None, hidden: Tensor) -> Tensor:
-    """Multiply hidden states by some rows of a layer (None: all), whatever the compute dtype is.
+    """Multiply hidden states by some rows of an unpatched layer (None: all), whatever the compute dtype is.
 
-    For a few rows this costs nothing.
-
-    Args:
-        forward: has the weights that are active.
-        layer: the layer, unpatched.
-        rows: of its weight.
-        hidden: [signs * rows, ..., width].
-
-    Returns:
-        float32 [signs, any, rows of the weight].
+    For a few rows this costs nothing. [signs * rows, ..., width] -> float32 [signs, any, rows of the weight].
     """
     weight = forward.perturbed_weight(layer.weight, rows, torch.float32)
     signs = len(weight) if weight.dim() == 3 else 1

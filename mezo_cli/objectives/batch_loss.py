@@ -45,7 +45,9 @@ class BatchLoss:
         It is nan if an output of the model is not finite, and differentiable under `torch.enable_grad`.
         """
         if self._objective.loss_from_counts:
-            losses = self._objective.from_counts(self._counts())
+            own = self._of_members(lambda: torch.stack(list(map(self._objective.counts, self._batches))).sum(dim=0))
+            counts = self._ranks.gather_parts(own.unsqueeze(0), [1] * self._ranks.size, "step").sum(dim=0)
+            losses = self._objective.from_counts(counts)
         else:
             losses = torch.stack([mean_over_rows(of_rows) for of_rows in self.rows()])
         return losses if self._objective.forward.num_signs == 2 else losses[0]
@@ -55,10 +57,6 @@ class BatchLoss:
         losses = self._of_members(lambda: torch.cat(list(map(self._objective.row_losses, self._batches)), dim=1))
         losses = self._ranks.gather_parts(losses.mT, split_sizes(self._rows, self._ranks.size), "step").mT
         return losses if self._weights is None else losses * losses.new_tensor(self._weights)
-
-    def _counts(self) -> Tensor:
-        counts = self._of_members(lambda: torch.stack(list(map(self._objective.counts, self._batches))).sum(dim=0))
-        return self._ranks.gather_parts(counts.unsqueeze(0), [1] * self._ranks.size, "step").sum(dim=0)
 
     def _of_members(self, compute: Callable[[], Tensor]) -> Tensor:
         """Return what `compute` does for each weight set: one sign after the other where a batch does not fit."""

@@ -121,10 +121,6 @@ class Choice(Objective):
         tokens = _of_trained(batch.layout["counts"].expand(len(trained), -1, -1), batch)
         return torch.stack([-trained.sum(-1), tokens.sum(-1).to(trained)], dim=-1)
 
-    def from_counts(self, counts: Tensor) -> Tensor:
-        """Return the mean over the tokens: [1] or [2]."""
-        return counts[:, 0] / counts[:, 1]
-
     # --- evaluations ---
 
     def measure(self, batch: Batch) -> tuple[Tensor, list[dict[str, Any]]]:

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mezo_cli.config.registry import METRICS
 from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.collate import Batch, collate
 from mezo_cli.objectives.prediction import Prediction
-from mezo_cli.objectives.scoring import Evaluation, count_predictions, find_loss, find_metric, remove_bias
+from mezo_cli.objectives.scoring import Evaluation, Metric, count_predictions, find_loss, remove_bias
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClassificationEncoder
 
@@ -85,12 +86,9 @@ class Classification(Objective):
     def row_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each row: [1, rows] or [2, rows]; nan for a row with a score that is not finite."""
         assert self._loss.of_rows is not None
-        return torch.stack(
-            [
-                torch.where(scores.isfinite().all(dim=-1), self._loss.of_rows(scores, batch.labels), math.nan)
-                for scores in self._scores(batch)
-            ]
-        )
+        scores = self._scores(batch)
+        losses = torch.stack([self._loss.of_rows(of_sign, batch.labels) for of_sign in scores])
+        return torch.where(scores.isfinite().all(dim=-1), losses, math.nan)
 
     def counts(self, batch: Batch) -> Tensor:
         """Return the number of rows per label and prediction: [1, labels, labels] or [2, labels, labels]."""
@@ -123,7 +121,7 @@ class Classification(Objective):
         metrics: dict[str, float] = {"accuracy": float(right.mean())}
         samples: dict[str, Any] = {"accuracy": right, "loss": self._loss.samples(values, labels)}
         if metric not in samples:
-            own = find_metric(metric)
+            own: Metric = METRICS.load(metric)
             metrics[metric] = own(values.numpy(), labels.numpy())
             samples[metric] = own.samples(values.numpy(), labels.numpy())
         by_label = {name: counts.get(i, 0) for i, name in enumerate(names)}

@@ -21,9 +21,6 @@ class Batch:
 
     Attributes:
         rows: the rows, on the host.
-        pad_id: the token of padding.
-        has_token_type_ids: whether the model takes token type ids.
-        device: where the tensors are.
         layout: what `collate`'s lay_out made of the rows.
         positions: the token of each row whose hidden state is scored, int64 [rows].
         labels: int64 [rows].
@@ -51,21 +48,9 @@ class Batch:
 
 
 def collate(
-    rows: Rows,
-    pad_id: int,
-    device: torch.device,
-    token_type_ids: bool,
-    lay_out: LayOut | None = None,
+    rows: Rows, pad_id: int, device: torch.device, token_type_ids: bool, lay_out: LayOut | None = None
 ) -> Batch:
-    """Lay rows out, by `lay_out` or padded, and copy them to `device` in one copy that nothing waits for.
-
-    Args:
-        rows: the rows.
-        pad_id: the token of padding.
-        device: the device of the model.
-        token_type_ids: whether the model takes token type ids.
-        lay_out: makes the arrays that the objective reads; None, or if it returns None: padded rows.
-    """
+    """Lay rows out, padded if `lay_out` is None or returns None, and copy them to `device` at once; nothing waits."""
     arrays = None if lay_out is None else lay_out(rows)
     is_padded = arrays is None
     arrays = pad(rows, pad_id, token_type_ids) if arrays is None else arrays

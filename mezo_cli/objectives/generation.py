@@ -203,10 +203,6 @@ class Generation(Objective):
         """Return the rewards of rows by name, float64 [rows], `reward` first, and of how many completions they failed.
 
         The samples of a row are put together.
-
-        Raises:
-            UserError: when the reward cannot be opened.
-            RunFailed: when it fails, with `objective.reward_errors=stop`.
         """
         keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
         texts = [completion.text for of_row in completions for completion in of_row]
@@ -236,10 +232,6 @@ class Generation(Objective):
         """Return the sum of the losses of the answers' tokens, and their number: float64 [1, 2]."""
         losses = self._answer_losses(batch)
         return torch.stack([losses.sum(), (batch.answers != IGNORED).sum().to(losses)]).unsqueeze(0)
-
-    def from_counts(self, counts: Tensor) -> Tensor:
-        """Return the mean over the tokens: [1] or [2]."""
-        return counts[:, 0] / counts[:, 1]
 
     def _answer_losses(self, batch: PromptBatch) -> Tensor:
         """Return the sum of the losses of each answer's tokens: float64 [rows]."""
@@ -313,10 +305,13 @@ class Generation(Objective):
 
     # --- evaluations ---
 
-    def check_start(self, rows: Sequence[PromptRow]) -> dict[str, Any]:
-        """Call the reward twice on two rows; return what run.json keeps of it. No row lacks a column that it names."""
+    def _demand_reward(self) -> None:
         if self._reward is None and self._own.loss == "reward":
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
+
+    def check_start(self, rows: Sequence[PromptRow]) -> dict[str, Any]:
+        """Call the reward twice on two rows; return what run.json keeps of it. No row lacks a column that it names."""
+        self._demand_reward()
         if self._reward is None:
             return {}
         for column in {value for part in self._reward.parts for value in (part.settings or {}).values()}:
@@ -333,14 +328,12 @@ class Generation(Objective):
 
         A record has the prompt, the completion (all of them, if there are several), the reward and its parts.
         """
-        if self._reward is None and self._own.loss == "reward":
-            raise UserError(f"objective.loss=reward: {NO_REWARD}")
+        self._demand_reward()
         columns: dict[str, np.ndarray] = {}
         records: list[dict[str, Any]] = [{} for _ in batch.rows]
         if self.generates:
             (completions,) = self.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples)
-            for spec in (self._reward, self._metric):
-                columns |= {} if spec is None else self._reward_columns(spec, batch.rows, completions)
+            columns = self._scores(batch.rows, completions)
             records = [
                 {**said, "golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
                 for i, (row, said) in enumerate(zip(batch.rows, self._said(batch.rows, completions), strict=True))
@@ -352,17 +345,16 @@ class Generation(Objective):
         self._columns = list(columns)
         return torch.from_numpy(np.stack(list(columns.values()), axis=1)), records
 
-    def _reward_columns(
-        self, spec: RewardSpec, rows: Sequence[PromptRow], completions: list[list[Completion]]
-    ) -> dict[str, np.ndarray]:
-        """Return the reward, and its parts as `reward_PART`; the task's metric, a single reward, has its own name."""
-        values, _ = self._rewards(spec, rows, completions, 0)
-        metric = self.config.task.metric
-        if spec is self._metric:
-            return {str(metric): values[REWARD]}
-        columns = {_part_name(name): of_rows for name, of_rows in values.items()}
-        if metric is not None and self._metric is None:  # the reward is this metric, or has it as a part
-            columns[metric] = columns.pop(_part_name(metric), values[REWARD])
+    def _scores(self, rows: Sequence[PromptRow], completions: list[list[Completion]]) -> dict[str, np.ndarray]:
+        """Return the reward, its parts as `reward_PART`, and the task's metric, a single reward, by its own name."""
+        columns, metric = dict[str, np.ndarray](), self.config.task.metric
+        if self._reward is not None:
+            values, _ = self._rewards(self._reward, rows, completions, 0)
+            columns = {_part_name(name): of_rows for name, of_rows in values.items()}
+            if metric is not None and self._metric is None:  # the reward is this metric, or has it as a part
+                columns[metric] = columns.pop(_part_name(metric), values[REWARD])
+        if metric is not None and self._metric is not None:
+            columns[metric] = self._rewards(self._metric, rows, completions, 0)[0][REWARD]
         return columns
 
     def _said(self, rows: Sequence[PromptRow], completions: list[list[Completion]]) -> list[dict[str, Any]]:

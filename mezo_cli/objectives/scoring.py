@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mezo_cli.config.registry import LOSSES, METRICS
+from mezo_cli.config.registry import LOSSES
 from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -152,12 +152,6 @@ class Metric:
         offsets = count**2 * np.arange(len(drawn))[:, None]
         counts = np.bincount((cells[drawn] + offsets).ravel(), minlength=len(drawn) * count**2)
         return self.of_counts(counts.reshape(-1, count, count).astype(float))
-
-
-def find_metric(name: str) -> Metric:
-    """Return the metric that `task.metric` names."""
-    metric: Metric = METRICS.load(name)
-    return metric
 
 
 def _accuracy(counts: Counts) -> np.ndarray:
@@ -294,13 +288,10 @@ def wilson(right: int, rows: int) -> tuple[float, float]:
 
 
 def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
-    """Return the interval of the accuracy after minus that before, on the same rows.
+    """Return the interval of the accuracy after minus that before: whether each row was right, bool [rows].
 
     Wilson's intervals of the two, squared and added with their correlation (Newcombe 1998, Statistics in Medicine
     17:2635, method 10).
-
-    Args:
-        before, after: whether each row was right, bool [rows].
     """
     rows, first, second = len(before), float(after.mean()), float(before.mean())
     low1, high1 = wilson(int(after.sum()), rows)
@@ -329,9 +320,7 @@ def remove_bias(scores: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]
     the scores where the labels are equally frequent), and `best_threshold`, which has the most of these rows right. For
     more labels: `fitted_bias`, by maximum likelihood.
 
-    Args:
-        scores: of rows of train, by the untrained model, [rows, labels].
-        labels: of these rows, [rows].
+    Scores are those of rows of train by the untrained model, [rows, labels], and labels [rows].
     """
     if scores.shape[1] != 2:
         return {"fitted_bias": fit_bias(scores, labels)}
@@ -346,14 +335,11 @@ def best_threshold(margins: np.ndarray, labels: np.ndarray) -> float:
     It is midway between two neighbouring margins, 1 beyond the outermost one; of equally good ones the lowest. A
     margin, [rows], is the score of label 1 minus that of label 0.
     """
-    order = np.argsort(margins, kind="stable")
-    ordered, ones = margins[order], labels[order] == 1
-    right = np.concatenate([[0], np.cumsum(~ones)]) + ones.sum() - np.concatenate([[0], np.cumsum(ones)])
-    right[1:-1][ordered[1:] == ordered[:-1]] = -1  # equal margins cannot be parted
-    at = int(right.argmax())
-    if at in (0, len(ordered)):
-        return float(ordered[0] - 1.0 if at == 0 else ordered[-1] + 1.0)
-    return float((ordered[at - 1] + ordered[at]) / 2)
+    distinct = np.unique(margins)
+    thresholds = np.array([distinct[0] - 1.0, *(distinct[:-1] + distinct[1:]) / 2, distinct[-1] + 1.0])
+    zeros, ones = (np.sort(margins[labels == label]) for label in (0, 1))
+    right = np.searchsorted(zeros, thresholds, "right") + len(ones) - np.searchsorted(ones, thresholds, "right")
+    return float(thresholds[right.argmax()])
 
 
 def fit_bias(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -120,18 +120,16 @@ class Countdown(Settings):
 
     def __call__(self, completions: Texts, rows: Rows, golds: Golds) -> list[float]:
         """Return one number per completion."""
-        return [self._score(text, row) for text, row in zip(completions, rows, strict=True)]
-
-    def _score(self, text: str, row: Mapping[str, Any]) -> float:
-        numbers = sorted(int(entry) for entry in _column(row, self.numbers))
-        target = Fraction(str(_column(row, self.target)))
-        expression = find_expression(text, self.tag)
-        if expression is None or sorted(map(int, re.findall("[0-9]+", expression))) != numbers:
-            return 0.0
-        value = value_of(expression)
-        if value is None:
-            return 0.0
-        return self.numbers_used + float(abs(value - target) <= Fraction(1, 100_000))
+        scores = []
+        for text, row in zip(completions, rows, strict=True):
+            numbers = sorted(int(entry) for entry in _column(row, self.numbers))
+            target = Fraction(str(_column(row, self.target)))
+            expression = find_expression(text, self.tag) or ""
+            uses_each = sorted(map(int, re.findall("[0-9]+", expression))) == numbers
+            value = value_of(expression) if uses_each else None
+            reached = value is not None and abs(value - target) <= Fraction(1, 100_000)
+            scores.append(0.0 if value is None else self.numbers_used + float(reached))
+        return scores
 
 
 # --- what they share ---
@@ -197,22 +195,15 @@ def _matches(text: str, gold: str) -> bool:
 # --- expressions of whole numbers, + - * / and parentheses: computed exactly, without `eval` ---
 
 MAX_CHARACTERS = 200  # of an expression: longer ones are no answer, and could nest deeper than Python does
-_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
+_OPERATORS: dict[Any, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_OPERATORS |= {ast.Div: operator.truediv, ast.USub: operator.neg, ast.UAdd: operator.pos}
 _EXPRESSION = re.compile(r"[0-9+\-*/()\s]+")
 
 
 def find_expression(text: str, tag: str | None) -> str | None:
-    """Return the expression that a text gives as its answer, or None.
+    """Return the expression that a completion gives as its answer, or None.
 
-    Args:
-        text: the completion.
-        tag: the answer is what stands in the last pair of these tags; None: the last run of an expression's characters
-            that has a digit.
+    It is what stands in the last pair of these tags; with None the last run of its characters that has a digit.
     """
     if tag is None:
         found = [run for run in _EXPRESSION.findall(text) if re.search("[0-9]", run)]
@@ -235,8 +226,8 @@ def value_of(expression: str) -> Fraction | None:
 def _evaluate(node: ast.expr) -> Fraction:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
-    if isinstance(node, ast.UnaryOp):
-        return -_evaluate(node.operand) if isinstance(node.op, ast.USub) else _evaluate(node.operand)
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.operand))
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return Fraction(node.value)
     raise ValueError("a call, a power or the like")

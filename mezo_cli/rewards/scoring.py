@@ -21,25 +21,19 @@ Batch = tuple[Sequence[str], Rows, Golds, Sequence[int]]  # completions, rows, g
 class RewardBatch:
     """The rewards of a batch.
 
-    Attributes:
-        values: float64 [n], what is optimized.
-        parts: float64 [n] by name: the parts of a mixture without their weights, the other entries of a function's
-            dict, and of a shuffled reward what it would be for the right rows.
-        errors: rows that count 0 because their reward failed.
+    The parts are those of a mixture without their weights, the other entries of a function's dict, and of a shuffled
+    reward what it would be for the right rows.
     """
 
-    values: np.ndarray
-    parts: dict[str, np.ndarray]
-    errors: int
+    values: np.ndarray  # float64 [n], what is optimized
+    parts: dict[str, np.ndarray]  # float64 [n] by name
+    errors: int  # rows that count 0 because their reward failed
 
 
 class Reward:
     """A reward that is open: its worker runs. It is closed at the end of a `with` block, which kills its worker.
 
-    Args:
-        spec: what it is.
-        timeout: seconds for a batch (`objective.reward_timeout`); a callable has none.
-        on_error: `stop` ends the run where the reward of a row fails, `zero` counts 0 (`objective.reward_errors`).
+    `timeout` and `on_error` are `objective.reward_timeout`, which a callable has not, and `objective.reward_errors`.
     """
 
     def __init__(self, spec: RewardSpec, *, timeout: float = 10.0, on_error: Literal["stop", "zero"] = "stop") -> None:
@@ -90,20 +84,14 @@ class Reward:
             golds: the gold answers of each.
             seeds: of (seed, step, row, sample).
             locations: the row's file and line, or its split and number: the same for all samples of a row.
-
-        Raises:
-            RunFailed: with reward_errors=stop, for the first row whose reward fails; when a worker that was killed
-                cannot be started again.
         """
         seeds = [int(seed) for seed in seeds]
         right = self._score((completions, rows, golds, seeds), locations)
         if not self.spec.shuffled:
             return right
         others = _other_rows(seeds, locations)
-        shuffled = completions, [rows[i] for i in others], [golds[i] for i in others], seeds
-        other = self._score(shuffled, locations)
-        parts = {self.spec.parts[0].name: right.values, **right.parts}
-        return RewardBatch(other.values, parts, other.errors)
+        other = self._score((completions, [rows[i] for i in others], [golds[i] for i in others], seeds), locations)
+        return RewardBatch(other.values, {self.spec.parts[0].name: right.values, **right.parts}, other.errors)
 
     def _score(self, batch: Batch, locations: Sequence[str]) -> RewardBatch:
         all_scores = self._row_scores(batch, locations)
@@ -163,8 +151,7 @@ class Reward:
                 if isinstance(scores, str):
                     return f"{part.name}: {scores}"
                 total += part.weight * scores[REWARD]
-                own = {part.name if key == REWARD else f"{part.name}.{key}": value for key, value in scores.items()}
-                numbers |= own
+                numbers |= {part.name if key == REWARD else f"{part.name}.{key}": v for key, v in scores.items()}
             numbers |= {REWARD: total}
         self._names = self._names or tuple(numbers)
         if numbers.keys() == {*self._names}:

@@ -50,15 +50,12 @@ class RewardError(Exception):
 
 
 def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) -> Function:
-    """Import what a reward stands for.
+    """Import what a reward stands for; RewardError: it cannot be imported, has changed, or takes other arguments.
 
     Args:
         target: `FILE.py:function` or `package.module:attribute`.
         settings: what makes an instance of the attribute, a class; None: it is the function itself.
         sha256: what the file has to have; None: any.
-
-    Raises:
-        RewardError: when it cannot be imported, has changed since, or takes other arguments.
     """
     place, _, attribute = target.rpartition(":")
     try:
@@ -75,11 +72,7 @@ def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) ->
 
 
 def prepare(function: Any) -> Function:
-    """Return a function of completions, rows, golds and seeds that gives another one those that it has parameters for.
-
-    Raises:
-        RewardError: when it cannot be called with completions and rows.
-    """
+    """Return a function of completions, rows, golds and seeds that gives another one those that it asks for."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
@@ -99,11 +92,7 @@ def prepare(function: Any) -> Function:
 
 
 def score(functions: Sequence[Function], *batch: Sequence[Any]) -> list[list[Scores]]:
-    """Return the scores of each function for each row of a batch: completions, rows, golds, seeds.
-
-    Raises:
-        RewardError: when a function raises, or returns something else than a list with one entry per row.
-    """
+    """Return the scores of each function for each row of a batch: completions, rows, golds, seeds."""
     scores: list[list[Scores]] = []
     for function in functions:
         try:
@@ -128,16 +117,14 @@ def _numbers(entry: Any) -> Scores:
         return f"returned a part named '{reserved[0]}': the names {', '.join(RESERVED)} are mezo's own"
     numbers = {}
     for name, value in values.items():
-        number = math.nan
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            number = math.nan if isinstance(value, str) else float(value)
-        if not math.isfinite(number):
+            numbers[str(name)] = math.nan if isinstance(value, str) else float(value)
+        if not math.isfinite(numbers.get(str(name), math.nan)):
             try:
                 shown = reprlib.repr(value)[:80]
             except (ValueError, RecursionError):  # a number of 5,000 digits; a deeply nested list
                 shown = f"a value of type {type(value).__name__}"
             return f"returned {shown} as {name}: expected a finite number"
-        numbers[str(name)] = number
     return numbers
 
 
@@ -175,15 +162,11 @@ class Worker:
 
     def __init__(self, parts: list[Any], timeout: float) -> None:
         self._parts, self._timeout = parts, timeout
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Any = None
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from its stdout; b"" when that is closed
 
     def start(self) -> None:
-        """Start the process and let it load the rewards; nothing if it runs already.
-
-        Raises:
-            RewardError: when a reward cannot be loaded, or the limit of the start is reached.
-        """
+        """Start the process and let it load the rewards; nothing if it runs already."""
         if self._process is not None:
             return
         self._process = subprocess.Popen(
@@ -204,19 +187,12 @@ class Worker:
             raise
 
     def score(self, *batch: Any) -> Any:
-        """Return what `score` returns for a batch. The process has been started.
-
-        Raises:
-            RewardError: when it reports an error, takes longer than the timeout, or ends; then it can be started again.
-        """
+        """Return what `score` returns for a batch. After a RewardError the process may have to be started again."""
         return self._call("score", batch, self._timeout, "objective.reward_timeout")
 
     def _call(self, method: str, arguments: Any, limit: float, limit_name: str) -> Any:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
+        process, answer = self._process, None
         message = {"limit": limit, "method": method, "arguments": arguments}
-        answer = None
         try:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(message, default=_plain).encode() + b"\n")
@@ -251,7 +227,6 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
 

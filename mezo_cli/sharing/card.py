@@ -16,7 +16,6 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
 from mezo_cli.objectives import METRICS
-from mezo_cli.objectives.scoring import find_metric
 from mezo_cli.runs.scores import metrics_of
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 
@@ -121,7 +120,7 @@ def _metadata(card: Card) -> ModelCardData:
             dataset_config=task.hub.name if on_hub else None,
             dataset_split=_split_name(config, line["split"]),
             dataset_revision=card.info.get("data_revision"),
-            metric_type=(find_metric(name).hub_name if name in METRICS.names else "") or name,
+            metric_type=(METRICS.load(name).hub_name if name in METRICS.names else "") or name,
             metric_name=f"{line['split']} {name}",
             metric_value=round(float(line[name]), 6),
         )

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from mezo_cli.objectives import METRICS
-from mezo_cli.objectives.scoring import f1_loss, find_metric
+from mezo_cli.objectives.scoring import f1_loss
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -21,14 +21,14 @@ def test_the_metrics_are_those_of_scikit_learn(count: int, rows: int) -> None:
             "f1": f1_score(labels, predicted, zero_division=0.0, **f1),
             "matthews": matthews_corrcoef(labels, predicted),
         }
-        assert {name: find_metric(name)(np.eye(count)[predicted], labels) for name in METRICS.names} == expected
+        assert {name: METRICS.load(name)(np.eye(count)[predicted], labels) for name in METRICS.names} == expected
         loss = f1_loss(torch.eye(count)[predicted], torch.from_numpy(labels))
         assert 1 - float(loss) == pytest.approx(expected["f1"])
 
 
 @pytest.mark.parametrize("name", METRICS.names)
 def test_a_constant_prediction_has_a_metric(name: str) -> None:
-    assert np.isfinite(find_metric(name)(np.eye(2)[[0, 0, 0]], np.array([1, 1, 0])))
+    assert np.isfinite(METRICS.load(name)(np.eye(2)[[0, 0, 0]], np.array([1, 1, 0])))
 
 
 @pytest.mark.parametrize("name", METRICS.names)
@@ -36,7 +36,7 @@ def test_samples_of_the_rows_have_the_metric_of_their_rows(name: str) -> None:
     generator = np.random.default_rng(0)
     scores, labels = generator.normal(size=(8, 3)), generator.integers(3, size=8)
     samples = generator.integers(8, size=(20, 8))
-    metric = find_metric(name)
+    metric = METRICS.load(name)
     assert np.array_equal(
         metric.samples(scores, labels)(samples), [metric(scores[rows], labels[rows]) for rows in samples]
     )
