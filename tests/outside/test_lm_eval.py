@@ -1,15 +1,15 @@
 """Exports scored by EleutherAI's lm-evaluation-harness, row by row against a run's predictions and summary.json."""
 
-import ast
 import importlib
 import json
-import operator
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import torch
 import yaml
+from jinja2.sandbox import SandboxedEnvironment
 from transformers import AutoTokenizer
 
 from mezo_cli.runs import Run
@@ -39,12 +39,12 @@ OPT = ["task=sst2", "data=demo", "model.path=opt", *TRAINED]
 DECODER = ["task=sst2", "data=files", "data.dir=digits", "model=demo-decoder", "task.columns=[text]", *TRAINED]
 DECODER += ["task.labels=[even,odd]", "task.files.labels=['0','1']"]
 COUNTDOWN = ["task=demo-arithmetic", "data=demo", "objective=generate", "objective.reward=countdown"]
-SUM, MEAN = ["objective=choice", "objective.normalize=sum"], ["objective=choice"]
+SUM = ["objective=choice", "objective.normalize=sum"]
 LM = ["objective=lm", "task.lm.template='{text}={mask}'", "task.lm.label_words=['(','4']"]
 CASES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {  # words of `mezo train`, a task, its choices
     "lm opt": (["objective=lm", *OPT], FILMS, [" terrible", " great"]),
     "sum opt": ([*SUM, *OPT], FILMS, [" terrible", " great"]),
-    "mean opt": ([*MEAN, *OPT, "task.choice.candidates=[' bad',' really great']"], FILMS, [" bad", " really great"]),
+    "mean opt": (["objective=choice", *OPT, "task.choice.candidates=[' ok',' so bad']"], FILMS, [" ok", " so bad"]),
     "lm decoder": ([*LM, *DECODER], DIGITS, [" (", " 4"]),  # label words follow a space
     "sum decoder": (
         [*SUM, *DECODER, "task.choice.prompt='{text}='", "task.choice.candidates=['(7+','4']"], DIGITS, ["(7+", "4"]
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {  # words of `m
     "generate decoder": ([*COUNTDOWN, "experiment=demo-reward", "steps=10", "eval_every=10"], SUMS, ["<s>" + SUM_OF]),
     "generate opt": ([*COUNTDOWN, "objective.max_new_tokens=8", "model.path=opt", *TRAINED], SUMS, ["</s>" + SUM_OF]),
 }  # fmt: skip
-OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+EXPRESSIONS = SandboxedEnvironment()
 
 
 @pytest.fixture(autouse=True)
@@ -87,40 +87,34 @@ def evaluate(task: dict[str, Any]) -> list[dict[str, Any]]:
     task = task | {"task": "own", "dataset_path": "json", "test_split": "test"}
     Path("tasks", "own.yaml").write_text(yaml.safe_dump(task))
     model = {"pretrained": "model", "dtype": "float32", "add_bos_token": False}
-    manager = importlib.import_module("lm_eval.tasks").TaskManager(include_path="tasks")
-    done = lm_eval.simple_evaluate("hf", model, ["own"], batch_size=1, device="cpu", task_manager=manager)
+    tasks = importlib.import_module("lm_eval.tasks").TaskManager(include_path="tasks")
+    done = lm_eval.simple_evaluate("hf", model, ["own"], batch_size=1, device="cpu", task_manager=tasks)
     return sorted(done["samples"]["own"], key=lambda sample: sample["doc_id"])
 
 
 def check_completions(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
     """Check that all completions, exact matches and rewards are equal, and the mean of summary.json."""
-    rewards = [countdown(sample["doc"], sample["resps"][0][0]) for sample in theirs]
+    rewards = [row["reward"] for row in ours]
     assert [sample["resps"][0][0] for sample in theirs] == [row["completion"] for row in ours]
     assert [sample["exact_match"] for sample in theirs] == [row["completion"] in row["golds"] for row in ours]
-    assert rewards == [row["reward"] for row in ours]
+    assert [countdown(sample["doc"], sample["resps"][0][0]) for sample in theirs] == rewards
     assert sum(rewards) / 320 == pytest.approx(Run(Path("run")).read_summary()["test"]["reward"])
 
 
 def countdown(row: dict[str, Any], completion: str) -> float:
     """Return 1 for an expression with each digit once and the target as its value."""
-
-    def value(node: Any) -> Any:
-        if isinstance(node, ast.BinOp):
-            return OPERATIONS[type(node.op)](value(node.left), value(node.right))
-        return {ast.Constant: node}[type(node)].value  # type: ignore[index]
-
-    try:
-        found = value(ast.parse(completion.strip(), mode="eval").body)
-    except (KeyError, SyntaxError):
+    digits = sorted(filter(str.isdigit, completion)) == sorted(map(str, row["numbers"]))
+    if not digits or "**" in completion or not set(completion) <= set("0123456789+-*() "):
         return 0.0
-    return float(
-        found == int(row["target"]) and sorted(filter(str.isdigit, completion)) == sorted(map(str, row["numbers"]))
-    )
+    try:
+        return float(EXPRESSIONS.compile_expression(completion)() == int(row["target"]))
+    except jinja2.TemplateSyntaxError:
+        return 0.0
 
 
 def check_scores(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], mean: bool) -> None:
     """Check log-likelihoods to 1e-5, that no row is a tie, right rows, and the mean of summary.json."""
-    tokenizer, right = AutoTokenizer.from_pretrained("model"), list[bool]()
+    tokenizer, right = AutoTokenizer.from_pretrained("model"), []
     for row, sample in zip(ours, theirs, strict=True):
         lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for _, text in sample["arguments"]]
         scores = torch.tensor([resp[0][0] for resp in sample["resps"]], dtype=torch.float64)

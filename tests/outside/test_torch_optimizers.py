@@ -1,10 +1,7 @@
 """The inputs that torch tests its own optimizers with, and what it asks of each, asked of `MezoOptimizer`."""
 
-import copy
-import io
-import pickle
-from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli import MezoOptimizer
-from mezo_cli.errors import UserError
 
 pytest.importorskip("expecttest", reason="needs expecttest: make test-outside")
 
@@ -43,13 +39,13 @@ def after(optimizer: MezoOptimizer, model: nn.Module, steps: int) -> list[Tensor
 
 
 @pytest.mark.parametrize("given", INPUTS)
-def test_a_state_dict_goes_on_bit_for_bit(given: dict[str, Any]) -> None:
+def test_a_state_dict_goes_on_bit_for_bit(given: dict[str, Any], tmp_path: Path) -> None:
     whole, half, other = network(), network(), network()
     make = partial(MezoOptimizer, **{**given, "lr": float(given.get("lr", 1e-3)), "seed": 3})
-    expected, first, file = after(make(whole), whole, 6), make(half), io.BytesIO()
+    expected, first = after(make(whole), whole, 6), make(half)
     after(first, half, 3)
-    torch.save([first.state_dict(), half.state_dict()], file)
-    state, weights = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    torch.save([first.state_dict(), half.state_dict()], tmp_path / "both")
+    state, weights = torch.load(tmp_path / "both", weights_only=True)
     other.load_state_dict(weights)
     second = make(other, lr=0.5)  # the state dict's own rate is what counts
     second.load_state_dict(state)
@@ -61,9 +57,7 @@ def test_a_state_dict_goes_on_bit_for_bit(given: dict[str, Any]) -> None:
 def test_the_loss_falls_and_a_group_has_its_own_rate(given: dict[str, Any]) -> None:
     model, start = network(), list(network().parameters())
     groups = [{"params": ["0.weight", "0.bias"]}, {"params": ["2.weight", "2.bias"], "lr": 0.0, "weight_decay": 0.0}]
-    optimizer = MezoOptimizer(
-        model, groups, lr=1e-2, **{key: given[key] for key in given.keys() - {"lr", "weight_decay"}}
-    )
+    optimizer = MezoOptimizer(model, groups, **{**given, "lr": 1e-2, "weight_decay": 0.0})
     schedule, before = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999), loss_of(model).detach()
     for _ in range(200):
         weights = after(optimizer, model, 1)
@@ -81,9 +75,3 @@ def test_hooks_run_in_torchs_order() -> None:
     optimizer.step(partial(loss_of, model))
     optimizer.load_state_dict(optimizer.state_dict())
     assert calls == ["step_pre", "step_post", "state_dict_post", "load_state_dict_pre"]
-
-
-@pytest.mark.parametrize("how", [copy.deepcopy, pickle.dumps])
-def test_a_copy_would_not_reach_the_model(how: Callable[[MezoOptimizer], object]) -> None:
-    with pytest.raises(UserError, match="state_dict"):
-        how(MezoOptimizer(network(), lr=1e-3))
