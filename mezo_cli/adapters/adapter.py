@@ -49,7 +49,6 @@ class Adapter:
         # One entry: safetensors writes several in an order that changes from run to run.
         safetensors.torch.save_file(copies, folder / WEIGHTS, metadata={BASE_FINGERPRINT: base})
         settings = self.peft.peft_config["default"]
-        settings.inference_mode = True  # as in every saved adapter
         # In an order that does not change from run to run.
         if isinstance(getattr(settings, "target_modules", None), set):
             settings.target_modules = sorted(settings.target_modules)
@@ -107,8 +106,9 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
             raise UserError(
                 f"{name} is a model family that peft={config.name} does not support: {first_line(error)}"
             ) from error
+    settings = wrapped.peft_config["default"]
+    settings.inference_mode = True  # as in every saved adapter; and peft gives a prefix in its own dtype then
     if not model.is_embedded and not Path(model.path).is_dir():  # a hub id, not the folder in the cache
-        settings = wrapped.peft_config["default"]
         settings.base_model_name_or_path, settings.revision = model.path, model.revision
     for module in loaded.model.modules():
         if hasattr(module, "original_module"):
