@@ -25,14 +25,6 @@ def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
     path = paths[0]
     if path.suffix == ".parquet":
         return _parquet(paths)
-    text = _text(path)
-    if path.suffix == ".tsv":
-        return _tsv(path, text, task)
-    return _csv(path, text, task) if path.suffix == ".csv" else _json(path, text.removeprefix("\ufeff"))
-
-
-def _text(path: Path) -> str:
-    """Return the text of a UTF-8 file. A byte order mark is kept, since exports keep the bytes."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -47,10 +39,13 @@ def _text(path: Path) -> str:
     if b"\r" in data and b"\n" not in data:
         raise UserError(f"{path}:1: the lines end in a bare CR; save the file with LF or CRLF line ends")
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8")  # with its byte order mark, since exports keep the bytes
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8 ({error.reason})") from None
+    if path.suffix == ".tsv":
+        return _tsv(path, text, task)
+    return _csv(path, text, task) if path.suffix == ".csv" else _json(path, text.removeprefix("\ufeff"))
 
 
 def _tsv(path: Path, text: str, task: TaskConfig) -> Table:

@@ -68,12 +68,13 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
         origin = origin if has_test or not official else f"{data.test_size} other rows of it"
         notes.append(f"dev: {len(dev.labels)} rows held out of {whole.table.name}; test: {origin}")
     notes += _rare_classes(task, "train", train, data.shots)
-    dev = _limit(dev, data)
     if test is not None and data.test_size is not None and has_test:  # permuted also where all are taken, as released
         count = len(test.labels)
         test = test.take(fewshot.sample(count, min(data.test_size, count), 0, seed)[0])
     draws_all = data.shots is None and data.train_size is None  # for demonstrations: rows held out as dev included
-    test = _limit(test, data) if test else None
+    if data.eval_limit is not None:
+        dev = dev.take(fewshot.limit([*range(len(dev.labels))], data.eval_limit))
+        test = test and test.take(fewshot.limit([*range(len(test.labels))], data.eval_limit))
     return Source(train, dev, test, notes, source.revision, whole if draws_all else train)
 
 
@@ -92,11 +93,16 @@ def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
             raise UserError(f"{part.table.path}: no rows are left for {name}, which training needs{why}")
     train, dev = rows.train.examples(), rows.dev.examples()
     test = None if rows.test is None else rows.test.examples()
-    fingerprint = _fingerprint(train, dev, test)
+    digest = hashlib.sha256()  # over the texts and labels, or all columns; none contains NUL: it is unambiguous
+    for examples in (train, dev, test):
+        for row in examples or ():
+            parts = row.texts if row.columns is None else [json.dumps(row.columns, sort_keys=True)]
+            digest.update("\0".join([*parts, str(row.label), ""]).encode())
+        digest.update(b"none\0\0" if examples is None else b"\0")
     if task.demonstrations and rows.pool is not None:
         dev = _with_demonstrations(dev, rows.pool, task.demonstrations, seed)
         test = None if test is None else _with_demonstrations(test, rows.pool, task.demonstrations, seed)
-    return Splits(train, dev, test, fingerprint, rows.notes, rows.revision)
+    return Splits(train, dev, test, digest.hexdigest(), rows.notes, rows.revision)
 
 
 def _with_demonstrations(rows: list[Example], pool: TaskRows, count: int, seed: int) -> list[Example]:
@@ -158,29 +164,9 @@ def _sample(rows: TaskRows, train: int, dev: int, seed: int) -> tuple[TaskRows, 
     return rows.take(drawn[0]), rows.take(drawn[1])
 
 
-def _limit(rows: TaskRows, data: DataConfig) -> TaskRows:
-    """Return at most `data.eval_limit` rows."""
-    count = len(rows.labels)
-    return rows if data.eval_limit is None else rows.take(fewshot.limit(list(range(count)), data.eval_limit))
-
-
 def _rare_classes(task: TaskConfig, name: str, rows: TaskRows, shots: int | None) -> list[str]:
     """Return a note that names the classes with fewer than `shots` rows; without shots, those with none."""
     counts = Counter(rows.labels)
     short = [f"'{label}' {counts[i]}" for i, label in enumerate(task.labels) if counts[i] < (shots or 1)]
     few = "no" if shots is None else f"fewer than {shots}"
     return [f"{name}: {few} rows for class {join(short)}"] if short else []
-
-
-def _fingerprint(*splits: list[Example] | None) -> str:
-    """Return the sha256 over the texts and labels, or all columns, of all splits.
-
-    No text contains NUL, and JSON none either: the encoding is unambiguous.
-    """
-    digest = hashlib.sha256()
-    for examples in splits:
-        for row in examples or ():
-            parts = row.texts if row.columns is None else [json.dumps(row.columns, sort_keys=True)]
-            digest.update("\0".join([*parts, str(row.label), ""]).encode())
-        digest.update(b"none\0\0" if examples is None else b"\0")
-    return digest.hexdigest()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data import export, load
 from mezo_cli.data.fewshot import few_shot, hold_out, limit, published_test
-from tests.data.sample_data import COLA, MNLI, MRPC, SST2, files_config, sst2_rows, write_tsv
+from tests.data.sample_data import COLA, MNLI, MRPC, RTE, SST2, SST5, files_config, sst2_rows, write_tsv
 
 LABELS = st.lists(st.integers(0, 3), min_size=2, max_size=120)
 
@@ -33,16 +33,14 @@ def reference_split(lines: list[str], label_at: int, shots: int, seed: int) -> t
 
 @pytest.mark.parametrize(
     ("task", "name", "shots", "seed"),
-    [("sst2", "SST-2", 16, 13), ("sst2", "SST-2", 512, 42), ("rte", "RTE", 16, 87), ("sst5", "sst-5", 512, 100)],
+    [(SST2, "SST-2", 16, 13), (SST2, "SST-2", 512, 42), (RTE, "RTE", 16, 87), (SST5, "sst-5", 512, 100)],
 )
 def test_export_is_the_published_split_byte_for_byte(
-    task: str, name: str, shots: int, seed: int, shared: Path, tmp_path: Path
+    task: TaskConfig, name: str, shots: int, seed: int, shared: Path, tmp_path: Path
 ) -> None:
-    from tests.data import sample_data
-
-    source = shared / "data" / ("lm-bff" if task == "sst5" else "glue") / name
+    source = shared / "data" / ("lm-bff" if task is SST5 else "glue") / name
     published = shared / "data" / "k-shot-1k-test" / name / f"{shots}-{seed}"
-    written = export(getattr(sample_data, task.upper()), files_config(source, shots=shots), seed, tmp_path / "out")
+    written = export(task, files_config(source, shots=shots), seed, tmp_path / "out")
     assert sorted(p.name for p in written) == sorted(p.name for p in published.iterdir())
     assert sorted((tmp_path / "out").iterdir()) == sorted(written)  # no drafts left behind
     for path in written:

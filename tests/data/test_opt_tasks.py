@@ -12,7 +12,6 @@ import pytest
 
 from mezo_cli.config.schema import Example, Splits
 from mezo_cli.data import load
-from mezo_cli.errors import UserError
 from tests import tiny
 from tests.data.sample_data import files_config
 from tests.hub_server import COMMIT, Hub
@@ -96,9 +95,3 @@ def test_the_hub_gives_the_same_rows(tmp_path: Path) -> None:
     for name, revision, content in answers:
         assert revision == COMMIT
         assert content == contents(load(load_task(name), files_config(folders[name], **SIZES), 0))
-
-
-def test_a_list_where_a_text_is_expected_is_one_line(tmp_path: Path) -> None:
-    path = tiny.write_jsonl(tmp_path / "all.jsonl", [row | {"premise": ["It", "was"]} for row in rows("cb")])
-    with pytest.raises(UserError, match=r"all.jsonl:\d: column 'premise' is the list \"\['It', 'was'\]\", not a text$"):
-        load(load_task("cb"), files_config(path, **SIZES), 0)

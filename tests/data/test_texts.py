@@ -17,12 +17,9 @@ ONE = TaskConfig(name="tone", labels=LABELS, columns=["text"])
 QA = TaskConfig(name="qa", generate=GeneratePrompt(prompt="{context} {question}", answer="{answers[0]}"))
 
 
-def test_words_of_a_pair() -> None:
+def test_words_of_a_pair_and_of_one_column() -> None:
     words = ["premise=a = b", "hypothesis=c", "hypothesis=d", "premise=e"]
     assert [row.texts for row in texts.from_words(words, PAIR)] == [("a = b", "c"), ("e", "d")]
-
-
-def test_words_of_one_column() -> None:
     assert [row.texts for row in texts.from_words(["a=b", "text=c"], ONE)] == [("a=b",), ("c",)]
 
 
