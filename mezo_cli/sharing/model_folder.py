@@ -66,7 +66,8 @@ def _use(session: Session, where: str, base: str) -> str:
     elif task is None:
         parts.append("`transformers.pipeline` cannot load this folder: this adapter cannot be merged into the model.")
     else:
-        parts.append("`transformers.pipeline` tokenizes this prompt in another way, so its probabilities differ.")
+        what = "opens it too; where it tokenizes the prompt in another way, its probabilities differ."
+        parts.append(f'`pipeline("{task}", model=FOLDER)` {what}')
     if exact is not None:
         parts.append(f"Without a pipeline, the probability of each label for any row:\n\n```python\n{exact}```")
     return "\n\n".join(parts) if by_pipeline or exact else ""

@@ -113,9 +113,9 @@ class InputEncoder(Generic[Row]):
         return None
 
     def write_pipeline(self, variables: Sequence[str]) -> str | None:
-        """Return such code for the variable `pipe`, the `transformers.pipeline` of the objective's model.
+        """Return such code for the variable `pipe`, the model's `transformers.pipeline`, or None.
 
-        None where a pipeline would give the model other tokens. What a pipeline of text generation prints is the text.
+        What a pipeline of text generation prints is the text.
         """
         return None
 
@@ -292,7 +292,7 @@ def describe_row(task: TaskConfig, example: Example) -> str:
 # --- the code of model cards ---
 
 _TAKEN = {"torch", "tokenizer", "model", "folder", "base", "ids", "parts", "input_ids", "segments", "logits", "scores"}
-_TAKEN |= {"pipeline", "pipe", "labels", "found", "one", "total", "sum"}
+_TAKEN |= {"pipeline", "pipe", "found", "one"}
 _TAKEN |= {"inputs", "prompt", "prompt_ids", "word", "part", "i", "s", "text", "print", "dict", "zip", "range", "len"}
 
 IDS = """

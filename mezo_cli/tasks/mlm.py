@@ -13,10 +13,9 @@ from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.tasks import encoder
 from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, describe_row, describe_tokenizer, tokenize
-from mezo_cli.tasks.template import Literal, Part, Sentence, Special, parse_template, quote
+from mezo_cli.tasks.template import Part, Sentence, Special, parse_template
 
 _BARE = tuple("<[.,")  # a label word that starts with one of them takes no space
-_PROBES = ("A text of your own.", "so good", "Not bad, is it?")
 _BERT_SEGMENTS = 2  # a BERT has embeddings for segment ids 0 and 1
 
 
@@ -40,13 +39,13 @@ class MlmEncoder(ClassificationEncoder):
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer, task.label_words)
-        self._parts = parse_template(task.template or "", list(task.columns), task.name)
         mask_id = tokenizer.mask_token_id
         if mask_id is None:
             why = f"{describe_tokenizer(tokenizer)} has no mask token; a prompt needs one (or use objective=cls)"
             raise UserError(f"task '{task.name}': {why}")
         self.label_ids = label_word_ids(task, tokenizer)
-        self._pieces = _pieces(self._parts, task, tokenizer)
+        parts = parse_template(task.template or "", list(task.columns), task.name)
+        self._pieces = _pieces(parts, task, tokenizer)
         self._mask_piece = next(i for i, piece in enumerate(self._pieces) if mask_id in piece.ids)
         self._mask_offset = self._pieces[self._mask_piece].ids.index(mask_id)
 
@@ -91,39 +90,6 @@ class MlmEncoder(ClassificationEncoder):
         ]
         return encoder.IDS + "\n".join(lines)
 
-    def write_pipeline(self, variables: Sequence[str]) -> str | None:
-        """Return code that lets the pipeline fill the mask with the label words.
-
-        None where the tokens of the prompt as one text are not those of its parts: in templates with segments, with
-        limits of sentences, and for tokenizers that add other special tokens than the template.
-        """
-        last = self._parts[-1] in (Special("sep"), Special("sep+"))
-        parts = self._parts[self._parts[0] == Special("cls") : len(self._parts) - last]
-        for probe in _PROBES:
-            texts = (probe,) * len(self.task.columns)
-            row = self.encode(Example(texts, 0))
-            with encoder.plain_backend(self.tokenizer):
-                whole = self.tokenizer("".join(self._part_text(part, texts) for part in parts))
-            segments = whole.get("token_type_ids", list(row.token_type_ids))
-            if (whole["input_ids"], segments) != (list(row.input_ids), list(row.token_type_ids)):
-                return None
-        codes = (p.write_code(variables) if isinstance(p, Sentence) else quote(self._part_text(p, ())) for p in parts)
-        words = (word if word[:1] in _BARE else f" {word}" for word in self.label_words)
-        targets, names = ", ".join(map(quote, words)), map(quote, self.task.labels)
-        labels = ", ".join(f"{token}: {name}" for token, name in zip(self.label_ids, names, strict=True))
-        lines = [
-            f"labels = {{{labels}}}  # by the token of the label word",
-            f"found = pipe({' + '.join(codes)}, targets=[{targets}], top_k={len(self.label_ids)})",
-            'total = sum(one["score"] for one in found)',
-            'print({labels[one["token"]]: one["score"] / total for one in found})\n',
-        ]
-        return "\n".join(lines)
-
-    def _part_text(self, part: Part, texts: Sequence[str]) -> str:
-        if isinstance(part, Special):
-            return str(getattr(self.tokenizer, f"{part.name.rstrip('+')}_token"))
-        return part.render(texts) if isinstance(part, Sentence) else part.text
-
     def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
         limit = self.max_length
         lengths = [len(part) for part in parts]
@@ -157,7 +123,6 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
     A label word is the single token of `" " + word`. A word that starts with one of `<[.,` takes no space and is looked
     up in the vocabulary first.
     """
-    names = describe_tokenizer(tokenizer)
 
     def find(index: int) -> int:
         word = task.label_words[index]
@@ -165,9 +130,11 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
         which = f"task '{task.name}': the label word '{word}' (label '{task.labels[index]}')"
         tokens = join(map(repr, tokenizer.convert_ids_to_tokens(ids))) or "none"
         if len(ids) != 1 or not word.strip():
-            raise UserError(f"{which} is not one token of {names} but {len(ids)}: {tokens}; choose another word")
+            why = f"is not one token of {describe_tokenizer(tokenizer)} but {len(ids)}: {tokens}; choose another word"
+            raise UserError(f"{which} {why}")
         if ids[0] in (tokenizer.unk_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id):
-            raise UserError(f"{which} becomes {tokens} in {names}, which is not a word; choose another")
+            why = f"becomes {tokens} in {describe_tokenizer(tokenizer)}, which is not a word; choose another"
+            raise UserError(f"{which} {why}")
         return ids[0]
 
     return encoder.label_words_to_ids(task, task.label_words, "task.label_words", find)
@@ -182,7 +149,16 @@ def _pieces(parts: Sequence[Part], task: TaskConfig, tokenizer: Tokenizer) -> li
         if isinstance(part, Sentence):
             pieces.append(_Piece(segment, [], part, task.first_limit if part.column == 0 else task.other_limit))
             continue
-        ids = _fixed_ids(part, task, tokenizer)
+        if isinstance(part, Special):
+            name = part.name.rstrip("+")
+            ids = [getattr(tokenizer, f"{name}_token_id")]
+            if ids == [None]:
+                why = f"the template needs a {name} token, but {describe_tokenizer(tokenizer)} has none"
+                raise UserError(f"task '{task.name}': {why}")
+        elif len(part.text) == 1:  # LM-BFF looks it up as it is: "." is a token of its own, whatever a tokenizer adds
+            ids = _lookup(part.text, tokenizer)
+        else:
+            ids = tokenize([part.text], tokenizer)[0]
         if pieces and pieces[-1].sentence is None and pieces[-1].segment == segment:
             pieces[-1] = _Piece(segment, pieces[-1].ids + ids)
         else:
@@ -195,18 +171,6 @@ def _pieces(parts: Sequence[Part], task: TaskConfig, tokenizer: Tokenizer) -> li
             f" {describe_tokenizer(tokenizer)} knows segments 0 and 1 only; use at most one {{sep}} between sentences"
         )
     return pieces
-
-
-def _fixed_ids(part: Literal | Special, task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
-    if isinstance(part, Literal):
-        # LM-BFF looks up a single character as it is: "." is a token of its own, whatever a tokenizer would add to it.
-        return _lookup(part.text, tokenizer) if len(part.text) == 1 else tokenize([part.text], tokenizer)[0]
-    name = part.name.rstrip("+")
-    token: int | None = getattr(tokenizer, f"{name}_token_id")
-    if token is None:
-        why = f"the template needs a {name} token, but {describe_tokenizer(tokenizer)} has none"
-        raise UserError(f"task '{task.name}': {why}")
-    return [token]
 
 
 def _lookup(text: str, tokenizer: Tokenizer) -> list[int]:

@@ -158,7 +158,19 @@ def parse_template(text: str, columns: list[str], task: str) -> list[Part]:
     where = f"task '{task}', template {text!r}"
     if not columns:
         raise UserError(f"task '{task}' names no columns; task.columns lists its texts, e.g. [sentence]")
-    parts = _parse_lm_bff(text, columns, where) if _LM_BFF.search(text) else _parse_readable(text, columns, where)
+    if _LM_BFF.search(text):
+        parts = _parse_lm_bff(text, columns, where)
+    else:
+        reserved = [name for name in columns if name in ("mask", "sep", "cls")]
+        if reserved:
+            why = f"a column cannot be called '{reserved[0]}', the name of a special token; use task.rename"
+            raise UserError(f"{where}: {why}")
+        numbers = {name: number for number, name in enumerate(columns)}
+        parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), numbers, where)]
+        for name in [*numbers][len(columns) :]:
+            near = did_you_mean(name, [*columns, "mask", "sep"])
+            raise UserError(f"{where}: unknown column '{name}'{near}; the columns are {join(columns)}")
+        parts += [Special("sep+")] * (parts[-1] != Special("sep+"))
     masks = parts.count(Special("mask"))
     if masks != 1:
         raise UserError(f"{where}: has {masks or 'no'} masks; exactly one {{mask}} is needed")
@@ -202,22 +214,8 @@ def _lm_bff_part(piece: str, columns: list[str], where: str) -> Part:
     return Sentence(column, tuple(map(Call, names)), bool(space))
 
 
-def _parse_readable(text: str, columns: list[str], where: str) -> list[Part]:
-    reserved = [name for name in columns if name in ("mask", "sep", "cls")]
-    if reserved:
-        raise UserError(
-            f"{where}: a column cannot be called '{reserved[0]}', the name of a special token; use task.rename"
-        )
-    names = list(columns)
-    parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), names, where)]
-    for name in names[len(columns) :]:
-        near = did_you_mean(name, [*columns, "mask", "sep"])
-        raise UserError(f"{where}: unknown column '{name}'{near}; the columns are {join(columns)}")
-    return parts if parts[-1] == Special("sep+") else [*parts, Special("sep+")]
-
-
-def _readable_parts(text: str, columns: list[str], where: str) -> list[Part]:
-    """Parse the readable spelling; a column that is not in `columns` is appended to them."""
+def _readable_parts(text: str, columns: dict[str, int], where: str) -> list[Part]:
+    """Parse the readable spelling; a column that is not in `columns` gets the next number there."""
     parts: list[Part] = []
     literal, end = "", 0
     for match in _READABLE.finditer(text):
@@ -240,7 +238,7 @@ def _readable_parts(text: str, columns: list[str], where: str) -> list[Part]:
     return [*parts, Literal(literal)] if literal else parts
 
 
-def _readable_part(token: str, columns: list[str], where: str, position: int) -> Special | Sentence:
+def _readable_part(token: str, columns: dict[str, int], where: str, position: int) -> Special | Sentence:
     if token in ("{", "}"):
         raise UserError(
             f"{where}: unbalanced brace at character {position + 1}; a literal brace is written {token * 2}"
@@ -256,13 +254,7 @@ def _readable_part(token: str, columns: list[str], where: str, position: int) ->
         if filters:
             raise UserError(f"{where}: {{{name}}} takes no filter, '{filters[0]}' was given")
         return Special("mask" if name == "mask" else "sep+")
-    return Sentence(_number(name, columns), tuple(_call(text, columns, where) for text in filters))
-
-
-def _number(name: str, columns: list[str]) -> int:
-    if name not in columns:
-        columns.append(name)
-    return columns.index(name)
+    return Sentence(columns.setdefault(name, len(columns)), tuple(_call(text, columns, where) for text in filters))
 
 
 def _split(text: str, mark: str) -> list[str]:
@@ -270,7 +262,7 @@ def _split(text: str, mark: str) -> list[str]:
     return [piece.strip() for piece in re.split(rf"[{mark}](?=(?:{_QUOTED}|[^'\"])*$)", text)]
 
 
-def _call(text: str, columns: list[str], where: str) -> Call:
+def _call(text: str, columns: dict[str, int], where: str) -> Call:
     """Parse a filter: its name, and in parentheses what it takes."""
     name, parenthesis, rest = text.partition("(")
     name = name.rstrip()
@@ -279,9 +271,9 @@ def _call(text: str, columns: list[str], where: str) -> Call:
     words = _split(rest[:-1], ",") if rest[:-1].strip() else []
     if len(words) not in FILTERS[name].counts or (parenthesis and not rest.endswith(")")) or "" in words:
         raise UserError(f"{where}: filter '{text}' is written {name}{FILTERS[name].usage}")
-    quoted = [bool(re.fullmatch(_QUOTED, word)) for word in words]
-    pairs = zip(words, quoted, strict=True)
-    return Call(name, tuple(word[1:-1] if is_text else _number(word, columns) for word, is_text in pairs))
+    texts = [bool(re.fullmatch(_QUOTED, word)) for word in words]
+    pairs = zip(words, texts, strict=True)
+    return Call(name, tuple(word[1:-1] if text else columns.setdefault(word, len(columns)) for word, text in pairs))
 
 
 # --- rows with all of their columns ---
@@ -359,7 +351,7 @@ class RowTemplate:
     """
 
     def __init__(self, text: str, where: str) -> None:
-        names: list[str] = []
+        names: dict[str, int] = {}
         parts = _readable_parts(text.replace("\\n", "\n"), names, where)
         self.parts = [part for part in parts if not isinstance(part, Special)]
         if len(self.parts) < len(parts):

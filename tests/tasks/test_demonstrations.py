@@ -10,11 +10,13 @@ from transformers import AutoTokenizer
 
 from mezo_cli import data
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, GeneratePrompt, TaskConfig
 from mezo_cli.data.fewshot import demonstrations
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.tasks import GenerateEncoder
 from tests import command_line, opt_tasks, tiny
+from tests.data.sample_data import files_config, write_jsonl
 
 SEEDED_LIKE_THE_RELEASE = 4
 
@@ -82,10 +84,7 @@ def test_the_text_is_the_papers(opt: Path, folder: Path) -> None:
         return f'{stem} {i}.\nDoes this mean that "It is {i}." is true? Yes or No?\n'
 
     assert splits.test is not None
-    text = (
-        f"{asked('train', first)}{answers[first % 2]}\n\n{asked('train', second)}{answers[second % 2]}\n\n"
-        f"{asked('test', 0)}"
-    )
+    text = "".join(f"{asked('train', i)}{answers[i % 2]}\n\n" for i in (first, second)) + asked("test", 0)
     assert encoder.decode(encoder.encode(splits.test[0])) == "</s>" + text.replace("\n", "\\n")
     assert all(len(row.demonstrations) == 2 for row in [*splits.dev, *splits.test])
     assert not any(row.demonstrations for row in splits.train)
@@ -105,20 +104,15 @@ def test_a_long_prompt_is_cut_on_the_left_and_keeps_its_first_token(opt: Path, f
 
 
 def test_generation_shows_answers_and_cuts(opt: Path, tmp_path: Path) -> None:
-    (tmp_path / "conf" / "task").mkdir(parents=True)
-    (tmp_path / "conf" / "task" / "qa.yaml").write_text(
-        "name: qa\ngenerate:\n  prompt: '{question}\\nAnswer:'\n  answer: ' {answers.text[0]}\\n'\n"
-        "  gold: answers.text\n  stop: ['\\n']\n"
+    prompt = GeneratePrompt(
+        prompt="{question}\\nAnswer:", answer=" {answers.text[0]}\\n", gold="answers.text", stop=["\\n"]
     )
+    task = TaskConfig(name="qa", generate=prompt, demonstrations=2)
     rows = [{"question": f"What is {i}?", "answers": {"text": [f"It is {i}", "x"]}} for i in range(8)]
-    tiny.write_jsonl(tmp_path / "qa" / "train.jsonl", rows)  # type: ignore[arg-type]
-    tiny.write_jsonl(tmp_path / "qa" / "test.jsonl", [{"question": "Who?", "answers": {"text": ["me"]}}])  # type: ignore[list-item]
-    common = ["task=qa", "objective=generate", "objective.loss=lm", f"model.path={opt}", "steps=0", "data=files"]
-    config = build_config(
-        [*common, f"data.dir={tmp_path / 'qa'}", "task.demonstrations=2", "data.seed=4"], str(tmp_path / "conf")
-    )
-    encoder = encoder_of(config)
-    (row,) = data.load_splits(config).test or []
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    write_jsonl(tmp_path / "test.jsonl", [{"question": "Who?", "answers": {"text": ["me"]}}])
+    encoder = GenerateEncoder(task, AutoTokenizer.from_pretrained(opt))
+    (row,) = data.load(task, files_config(tmp_path), 4).test or []
     shown = "".join(f"What is {i}?\nAnswer: It is {i}\n\n" for i in published(2, 8, 1)[0])
     encoded = encoder.encode(row)
     assert encoder.decode(encoded) == f"</s>{shown}Who?\nAnswer:"
@@ -151,10 +145,7 @@ def test_choice_shows_the_right_candidate(name: str, opt: Path, tmp_path: Path) 
     ("words", "said"),
     [
         (["steps=1"], "task.demonstrations=2: it is for an evaluation of the model, not with steps=1; give steps=0"),
-        (
-            ["init=linear_probe"],
-            "task.demonstrations=2: it is for an evaluation of the model, not with init=linear_probe",
-        ),
+        (["init=linear_probe"], "it is for an evaluation of the model, not with init=linear_probe"),
         (["objective=mlm"], "task.demonstrations=2: objective=mlm reads none, only lm"),
         (["task.demonstrations=6"], "task.demonstrations=6 needs more than 6 rows of train to draw from, and there"),
     ],

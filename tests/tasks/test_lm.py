@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.tasks import LmEncoder
-from tests import command_line, tiny
+from tests import tiny
 from tests.lm_bff import LM_BFF, ODD_TEXTS, load_task, rows
 
 FAMILIES = ("opt", "gpt2", "llama")
@@ -69,14 +69,6 @@ def test_the_prompts_are_the_papers(gpt2: PreTrainedTokenizerFast) -> None:
     assert rte.decode(rte.encode(Example(("It rained .", "It was wet."), 0))) == asked.replace("\n", "\\n")
 
 
-@pytest.mark.parametrize(("kind", "first"), [("opt", "</s>"), ("gpt2", "a"), ("llama", "<s>")])
-def test_the_prompt_starts_with_the_tokenizers_own_start_token(kind: str, first: str, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.decoder(tmp_path, kind))
-    ids = LmEncoder(load_task("sst2"), tokenizer).encode(ROW).input_ids
-    assert tokenizer.convert_ids_to_tokens(ids)[0] == first
-    assert tokenizer.eos_token_id not in ids[1:]
-
-
 def test_a_prompt_that_is_too_long_loses_its_start(tokenizer: PreTrainedTokenizerFast) -> None:
     words = ["bad", "utterly dull"]
     whole = LmEncoder(lm(label_words=words), tokenizer)
@@ -89,10 +81,8 @@ def test_a_prompt_that_is_too_long_loses_its_start(tokenizer: PreTrainedTokenize
     assert len(kept) == 24 - max(map(len, cut.label_ids)) + 1
     assert kept[:start] == full[:start]
     assert kept[start:] == full[start - len(kept) :]
-    assert (
-        cut.encode(ROW).input_ids
-        == whole.encode(ROW).input_ids[:start] + whole.encode(ROW).input_ids[start:][-len(kept) + start :]
-    )
+    short = whole.encode(ROW).input_ids
+    assert cut.encode(ROW).input_ids == short[:start] + short[start:][-len(kept) + start :]
 
 
 def test_max_length_is_the_models_and_not_that_of_masked_prompts(
@@ -108,15 +98,13 @@ def test_max_length_is_the_models_and_not_that_of_masked_prompts(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"template": None}, "has no template for decoders (objective=lm): set task.lm.template to one that ends in"),
         ({"template": "{sentence} It was {mask}."}, r"{mask}, the label word's place, must come last"),
         ({"template": "{mask}: {sentence}"}, r"must come last"),
         ({"template": "{sentence} It was"}, "has no masks; exactly one {mask} is needed"),
         ({"template": "{sentence} {sep} It was {mask}"}, r"has no {sep}; write the text that separates them, or \n"),
         ({"template": "{sentense} It was {mask}"}, "unknown column 'sentense' (did you mean 'sentence'?)"),
-        (
-            {"label_words": ["bad"]},
-            "has 2 labels (negative, positive) but 1 label words (bad); task.lm.label_words",
-        ),
+        ({"label_words": ["bad"]}, "has 2 labels (negative, positive) but 1 label words (bad); task.lm.label_words"),
         ({"label_words": ["bad", "bad"]}, "labels 'negative' and 'positive' share their tokens"),
         ({"label_words": ["bad", " "]}, "the label word ' ' (label 'positive') is not a word of the tokenizer"),
         ({"label_words": ["bad " * 9, "good"], "max_length": 8}, "a limit of 8 tokens leaves none for the prompt"),
@@ -151,28 +139,6 @@ def test_an_empty_prompt_is_refused_without_a_start_token(gpt2: PreTrainedTokeni
         LmEncoder(lm(template=template), gpt2).encode(empty)
     begun = AutoTokenizer.from_pretrained(tiny.decoder(tmp_path, "opt"))
     assert LmEncoder(lm(template=template), begun).encode(empty).input_ids.tolist() == [begun.bos_token_id]
-
-
-def test_without_a_template_for_decoders_the_error_says_what_to_set(tmp_path: Path) -> None:
-    folder = tiny.decoder(tmp_path / "model")
-    task = tmp_path / "conf" / "task"
-    task.mkdir(parents=True)
-    (task / "mine.yaml").write_text(
-        'name: mine\ntemplate: "{text} It was {mask}."\ncolumns: [text]\nlabels: ["0", "1"]\nlabel_words: [bad, good]\n'
-    )
-    data = tiny.write_jsonl(tmp_path / "rows.jsonl", [{"text": f"a film {i}", "label": str(i % 2)} for i in range(20)])
-    words = ["task=mine", f"model.path={folder}", "objective=lm", "data=files", f"data.dir={data}"]
-    conf = ["--config-dir", tmp_path / "conf"]
-    refused = command_line.mezo("data", *words, *conf)
-    assert refused.code == 2
-    said = refused.err.splitlines()[-1]
-    assert (
-        "error: task 'mine' has no template for decoders (objective=lm): set task.lm.template to one that ends in"
-        in said
-    )
-    shown = command_line.mezo("data", *words, "task.lm.template='{text}\\nGood or bad?\\n{mask}'", *conf)
-    assert shown.code == 0, shown
-    assert "a film 0\\nGood or bad?\\n   [0 -> 'bad';" in shown.out
 
 
 def test_a_prompt_to_predict_is_cut_as_one_to_train_on(gpt2: PreTrainedTokenizerFast) -> None:

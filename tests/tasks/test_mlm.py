@@ -55,16 +55,11 @@ def test_label_word_errors(words: list[str], message: str, bpe: PreTrainedTokeni
     assert "task 'sst2'" in str(error.value)
 
 
-def test_words_that_differ_by_case_are_one_token_to_bert(bert: PreTrainedTokenizerFast):
-    with pytest.raises(
-        UserError, match="'negative' and 'positive' share their tokens, through their words 'Great' and 'great'"
-    ):
-        MlmEncoder(load_task("sst2", label_words=["Great", "great"]), bert)
-
-
-def test_an_unknown_word_is_refused(bert: PreTrainedTokenizerFast):
-    with pytest.raises(UserError, match=r"label word '☃' .* becomes '\[UNK\]'"):
-        MlmEncoder(load_task("sst2", label_words=["☃", "great"]), bert)
+def test_words_that_are_no_two_tokens_to_bert(bert: PreTrainedTokenizerFast):
+    shared = "'negative' and 'positive' share their tokens, through their words 'Great' and 'great'"
+    for word, said in (("Great", shared), ("☃", r"label word '☃' .* becomes '\[UNK\]'")):
+        with pytest.raises(UserError, match=said):
+            MlmEncoder(load_task("sst2", label_words=[word, "great"]), bert)
 
 
 @pytest.mark.parametrize("labels", [["only"], ["same", "same"]])
@@ -157,9 +152,8 @@ def test_a_mask_cut_off_names_row_length_and_limit(bpe: PreTrainedTokenizerFast)
         prompt.encode_all([Example(("no",), 0, "train.tsv:2"), Example((text,), 0, "train.tsv:3")])
     for said in ("task 'sst2', train.tsv:3:", f"{length} tokens", "limit of 16 (task.max_length)", "task.first_limit"):
         assert said in str(error.value)
-    assert (
-        len(MlmEncoder(load_task("trec", max_length=16), bpe).encode(Example((text,), 0)).input_ids) == 16
-    )  # its mask comes first
+    first = MlmEncoder(load_task("trec", max_length=16), bpe)  # its mask comes first
+    assert len(first.encode(Example((text,), 0)).input_ids) == 16
 
 
 def test_the_mask_may_be_the_last_token(bpe: PreTrainedTokenizerFast):
@@ -181,23 +175,14 @@ def test_the_models_own_limit():
     assert "raise" not in str(error.value)
 
 
-def test_a_tokenizer_without_a_mask():
-    tokenizer = byte_bpe()
-    tokenizer.mask_token = None
-    with pytest.raises(UserError, match=r"task 'sst2': .* has no mask token"):
-        MlmEncoder(load_task("sst2"), tokenizer)
+def test_tokenizers_that_lack_something():
+    for name, said in (("mask", r"task 'sst2': .* has no mask token"), ("sep", "needs a sep token")):
+        tokenizer = byte_bpe()
+        setattr(tokenizer, f"{name}_token", None)
+        with pytest.raises(UserError, match=said):
+            MlmEncoder(load_task("sst2"), tokenizer)
     assert ClsEncoder(load_task("sst2"), tokenizer).encode(Example(("no",), 1)).label == 1
-
-
-def test_a_tokenizer_without_a_separator():
-    tokenizer = byte_bpe()
-    tokenizer.sep_token = None
-    with pytest.raises(UserError, match="needs a sep token"):
-        MlmEncoder(load_task("sst2"), tokenizer)
-
-
-def test_a_slow_tokenizer():
-    slow = SimpleNamespace(is_fast=False, name_or_path="some/model")
+    slow: Any = SimpleNamespace(is_fast=False, name_or_path="some/model")
     for kind in (MlmEncoder, ClsEncoder):
         with pytest.raises(UserError, match=r"the tokenizer some/model .* is not a fast tokenizer"):
             kind(load_task("sst2"), slow)
@@ -229,9 +214,8 @@ def test_plain_texts_are_joined_by_the_tokenizer(name: str, tokenizer: PreTraine
 
 
 def test_three_plain_texts_are_refused(bpe: PreTrainedTokenizerFast):
-    with pytest.raises(
-        UserError, match=r"task 'rte': objective=cls reads one or two texts, task.columns has 3 \(a, b, c\)"
-    ):
+    said = r"task 'rte': objective=cls reads one or two texts, task.columns has 3 \(a, b, c\)"
+    with pytest.raises(UserError, match=said):
         ClsEncoder(load_task("rte", columns=["a", "b", "c"]), bpe)
 
 
@@ -241,20 +225,9 @@ def test_three_plain_texts_are_refused(bpe: PreTrainedTokenizerFast):
 @pytest.mark.parametrize("name", ["sst2", "mnli"])
 @pytest.mark.parametrize("kind", [MlmEncoder, ClsEncoder])
 def test_rows_to_predict_are_cut_as_those_to_train_on(name: str, kind: Any, bpe: PreTrainedTokenizerFast):
-    task = load_task(name, max_length=24)
-    inputs = kind(task, bpe)
-    examples = [
-        Example(tuple("a fine film " * (words if column == 0 else 1) for column in range(len(task.columns))), 0)
-        for words in (1, 2, 3)
-    ]
-    fits = [
-        example
-        for example in examples
-        if len(kind(load_task(name, max_length=200), bpe).encode(example).input_ids) < 24
-    ]
-    assert fits
-    encoded, cut = inputs.encode_to_fit(fits)
-    assert (encoded, cut) == (inputs.encode_all(fits), [False] * len(fits))
+    inputs = kind(load_task(name, max_length=24), bpe)
+    fits = [Example((text, text)[: len(inputs.task.columns)], 0) for text in ("a fine film", "no")]
+    assert inputs.encode_to_fit(fits) == (inputs.encode_all(fits), [False, False])
 
 
 def test_a_row_to_predict_keeps_its_mask(bpe: PreTrainedTokenizerFast):

@@ -107,17 +107,3 @@ def test_a_tokenizer_that_begins_with_nothing_gets_a_first_token(tmp_path: Path)
     assert LmEncoder(task.replace(bos_token_id=7), gpt2).write_pipeline(["a", "b"]) is None
     with pytest.raises(UserError, match=rf"^task.bos_token_id=60000: the tokenizer .* has {len(gpt2)} tokens, from 0$"):
         LmEncoder(task.replace(bos_token_id=60_000), gpt2)
-
-
-def test_a_mistake_in_a_row_is_one_line_with_its_place(opt: PreTrainedTokenizerFast) -> None:
-    def refused(**changes: object) -> str:
-        row = rows("squad")[1] | changes
-        with pytest.raises(UserError) as error:
-            GenerateEncoder(load_task("squad"), opt).encode(Example((), -1, "train.jsonl:2", row))
-        return str(error.value)
-
-    start = "task 'squad', train.jsonl:2: "
-    assert refused(answers={"text": [""]}) == rf"{start}the answer ' \n' is empty"
-    assert refused(answers={"text": []}).startswith(f"{start}no 'answers.text[0]'")
-    assert refused(answers={"text": "Arn"}).startswith(f"{start}no 'answers.text[0]'")
-    assert refused(title=["a", "b"]).startswith(f"{start}'title' is a list of 2 (str); a template takes a text")

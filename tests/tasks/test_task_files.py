@@ -13,19 +13,14 @@ from tests.opt_tasks import CHOICES, GENERATED, WORDS
 
 
 @pytest.fixture(scope="module")
-def mini(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+def mini() -> PreTrainedTokenizerFast:
     """The demo model's tokenizer: RoBERTa's kind, with a real vocabulary."""
-    folder = ROOT / "mezo_cli/demo/model"
-    if not (folder / "tokenizer.json").is_file():
-        folder = request.getfixturevalue("shared") / "models/roberta-mini"
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(ROOT / "mezo_cli/demo/model")
 
 
-@pytest.fixture(scope="module", params=["byte_bpe", "wordpiece", "sentencepiece", "roberta-mini"])
-def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
-    if request.param == "roberta-mini":
-        return request.getfixturevalue("mini")
-    return {"byte_bpe": byte_bpe, "wordpiece": wordpiece, "sentencepiece": sentencepiece}[request.param]()
+@pytest.fixture(scope="module", params=[byte_bpe, wordpiece, sentencepiece, None])
+def tokenizer(request: pytest.FixtureRequest, mini: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    return mini if request.param is None else request.param()
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +55,8 @@ def test_task_file(name: str):
     assert all(isinstance(word, str) for key in ("labels", "label_words", "columns") for word in raw[key])
     task = load_task(name)
     assert task.name == name
-    sizes = {len(task.labels), len(task.label_words), len(task.hub.labels), len(task.files.labels)}
-    assert len(sizes) == 1
-    assert all(
-        len(set(names)) == len(names) for names in (task.labels, task.label_words, task.hub.labels, task.files.labels)
-    )
+    for names in (task.labels, task.label_words, task.hub.labels, task.files.labels):
+        assert len(set(names)) == len(names) == len(task.labels)
     assert task.hub.path
     assert task.files.folder
     if task.files.columns:
@@ -74,24 +66,11 @@ def test_task_file(name: str):
 
 def test_label_order_is_that_of_the_reference():
     """By name: the reference's ids 0, 1, ... (FACTS section 2), which are not the hub's for MNLI, RTE and TREC."""
-    assert dict(zip(load_task("mnli").labels, load_task("mnli").label_words, strict=True)) == {
-        "contradiction": "No",
-        "entailment": "Yes",
-        "neutral": "Maybe",
-    }
-    assert dict(zip(load_task("rte").labels, load_task("rte").label_words, strict=True)) == {
-        "entailment": "Yes",
-        "not_entailment": "No",
-    }
-    trec = load_task("trec")
-    assert dict(zip(trec.hub.labels, trec.label_words, strict=True)) == {
-        "DESC": "Description",
-        "ENTY": "Entity",
-        "ABBR": "Expression",
-        "HUM": "Human",
-        "LOC": "Location",
-        "NUM": "Number",
-    }
+    mnli, rte, trec = map(load_task, ("mnli", "rte", "trec"))
+    assert (mnli.labels, mnli.label_words) == (["contradiction", "entailment", "neutral"], ["No", "Yes", "Maybe"])
+    assert (rte.labels, rte.label_words) == (["entailment", "not_entailment"], ["Yes", "No"])
+    words = {"DESC": "Description", "ENTY": "Entity", "ABBR": "Expression", "HUM": "Human", "LOC": "Location"}
+    assert dict(zip(trec.hub.labels, trec.label_words, strict=True)) == words | {"NUM": "Number"}
     assert trec.files.labels == ["0", "1", "2", "3", "4", "5"]
     assert load_task("sst5").label_words == ["terrible", "bad", "okay", "good", "great"]
 
@@ -116,11 +95,8 @@ def test_tokens_are_lm_bffs_on_real_rows(
         table = [line.split("\t")[1:3] for line in (shared / "data/glue/RTE/dev.tsv").read_text().splitlines()[1:]]
     examples = [Example(tuple(texts), 0, f"dev.tsv:{i + 2}") for i, texts in enumerate(table[:250])]
     for tokenizer in (mini, bert):
-        pairs = []
-        for example in examples:
-            expected = oracle(LM_BFF[name], example, task, tokenizer)
-            if expected is not None:
-                pairs.append((example, expected))
+        pairs = [(example, oracle(LM_BFF[name], example, task, tokenizer)) for example in examples]
+        pairs = [(example, expected) for example, expected in pairs if expected is not None]
         assert len(pairs) > 100
         assert MlmEncoder(task, tokenizer).encode_all([example for example, _ in pairs]) == [row for _, row in pairs]
 
