@@ -37,7 +37,7 @@ class Perplexity(Objective):
     def collate(self, rows):
         """Return rows, token ids and mask, padded on the right."""
         texts = [torch.tensor([*row.input_ids, *row.answer_ids]) for row in rows]
-        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=self.loaded.pad_id)
+        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=0)
         mask = torch.arange(ids.shape[1]) < torch.tensor([len(text) for text in texts]).unsqueeze(1)
         return rows, ids.to(self.loaded.device), mask.to(self.loaded.device)
 

@@ -10,7 +10,7 @@ from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.console import training_output
-from mezo_cli.distributed.launch import check_restarts
+from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
@@ -26,7 +26,7 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False)
 
     Ranks that `torchrun` has started again continue the run that they began.
     """
-    check_restarts(run_dir_given=any(text.startswith("hydra.run.dir=") for text in overrides))
+    check_command("train", finds_run=any(text.startswith("hydra.run.dir=") for text in overrides))
     with joined() as ranks:
         job = compose.load(overrides, config_dir)
         if ranks.size > 1:

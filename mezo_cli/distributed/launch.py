@@ -40,17 +40,18 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     return Launch(rank, size, _number(environment, "TORCHELASTIC_RESTART_COUNT", 0))
 
 
-def check_command(name: str | None) -> None:
-    """Refuse a command that ranks cannot share: each would do it by itself."""
+def check_command(name: str | None, finds_run: bool = True) -> None:
+    """Refuse a command that ranks cannot share: each would do it by itself.
+
+    `finds_run`: whether ranks that `torchrun --max-restarts` starts again would find the run that they began.
+    """
     launch = read_launch()
-    if launch is not None and name is not None and name not in COMMANDS:
+    if launch is None:
+        return
+    if name is not None and name not in COMMANDS:
         raise UserError(f"mezo {name}: {launch.size} ranks were started; they can share {join(COMMANDS)} alone")
-
-
-def check_restarts(run_dir_given: bool) -> None:
-    """Refuse `--max-restarts` where the ranks that are started again would not find their run."""
     most = _number(os.environ, "TORCHELASTIC_MAX_RESTARTS", 0)
-    if most and not run_dir_given and read_launch() is not None:
+    if most and not finds_run:
         raise UserError(
             f"torchrun --max-restarts={most}: ranks that are started again continue their run only "
             "with a directory that is given: add hydra.run.dir=DIR"

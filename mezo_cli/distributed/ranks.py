@@ -39,15 +39,12 @@ class RankLost(RunFailed):
 
 
 class Ranks:
-    """This process among the ranks of a run.
-
-    Args:
-        rank: its number.
-        size: the number of ranks.
-        store: a store of torch.distributed that all ranks have joined.
-        restarts: how often the ranks have been started again.
+    """This process among the ranks of a run, which have joined a store of torch.distributed.
 
     Attributes:
+        rank: its number; `is_first`: whether this is rank 0, which prints and writes.
+        size: the number of ranks.
+        restarts: how often the ranks have been started again.
         split: what the ranks share in a step: `directions` or `rows`; "" until `start`.
         timeout: seconds to wait for another rank.
         exchanged: `step` or `evaluation` -> the sum over all ranks of the bytes that they gave to `gather` for it.
@@ -55,15 +52,10 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, store: Any, restarts: int = 0) -> None:
         self.rank, self.size, self._store, self.restarts = rank, size, store, restarts
-        self.split, self.timeout = "", DEFAULT_TIMEOUT
+        self.is_first, self.split, self.timeout = rank == 0, "", DEFAULT_TIMEOUT
         self.exchanged: Counter[str] = Counter()
         self._group: Any = None
         self._agreements = 0
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which prints and writes."""
-        return self.rank == 0
 
     def start(self, config: Config) -> None:
         """Open the process group, unless it is open, and choose what the ranks share in a step of the run."""
@@ -73,11 +65,9 @@ class Ranks:
         by_samples = "directions" if getattr(config.optimizer, "directions", 1) >= self.size else "rows"
         self.split = config.distributed.split or by_samples
         if not dist.is_initialized():
-            seconds = timedelta(seconds=self.timeout)
+            own: dict[str, Any] = {"rank": self.rank, "world_size": self.size, "store": self._store}
             try:
-                dist.init_process_group(
-                    "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=seconds
-                )
+                dist.init_process_group("gloo", timeout=timedelta(seconds=self.timeout), **own)
             except RuntimeError as error:
                 raise self._lost(error) from error
         self._group = dist.group.WORLD
@@ -100,7 +90,6 @@ class Ranks:
         """Return the pieces of all ranks, in the order of the ranks.
 
         Args:
-            piece: this rank's.
             sizes: the length of each rank's piece, which all ranks know.
             purpose: `step` or `evaluation`, for `exchanged`.
 
@@ -110,7 +99,6 @@ class Ranks:
         """
         import torch
 
-        assert len(piece) == sizes[self.rank]
         to_all = torch.frombuffer(bytearray(piece * self.size), dtype=torch.uint8) if piece else torch.empty(0).byte()
         gathered = torch.empty(sum(sizes), dtype=torch.uint8)
         try:
@@ -134,10 +122,8 @@ class Ranks:
     def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
         """Return the values of all ranks one after the other: [sum of sizes, ...], on the CPU.
 
-        Args:
-            values: this rank's, [own, ...], on any device. All dimensions but the first are the same on all ranks.
-            sizes: the first dimension on each rank.
-            purpose: as for `gather`.
+        `values` are this rank's, [own, ...], on any device. All dimensions but the first are the same on all ranks;
+        `sizes` are the first.
         """
         import torch
 
@@ -156,13 +142,7 @@ class Ranks:
     def exchange(self, text: str, timeout: float | None = None) -> list[str]:
         """Return the text that each rank gave, in their order. Every rank calls it at the same point.
 
-        Args:
-            text: this rank's.
-            timeout: seconds to wait for each of the others; None: `timeout`.
-
-        Raises:
-            RankLost: when a rank does not give its text within the timeout.
-            UserError, RunFailed: the error that another rank has reported.
+        It waits so many seconds for each of the others (None: `timeout`), and raises as `gather` does.
         """
         self._agreements += 1
         keys = [f"{self._agreements}/{rank}" for rank in range(self.size)]
@@ -229,7 +209,11 @@ class Ranks:
                 self._call(self._store.set, "end", str(status))
                 self._missing(self._others("ended"), ALIVE_SECONDS)  # the store may be this process's own
             elif not isinstance(error, (RankLost, RunStopped, SystemExit)):
-                self._report(error)
+                known, by_user = isinstance(error, (UserError, RunFailed)), isinstance(error, UserError)
+                text = str(error) if known else f"{type(error).__name__}: {error}"
+                text = "interrupted" if isinstance(error, KeyboardInterrupt) else text
+                report = json.dumps({"rank": self.rank, "by_user": by_user, "text": text})
+                self._call(self._store.compare_set, "error", "", report)  # the first report counts
         self.close()  # whoever waits for this rank notices
         if self.is_first:
             raise error
@@ -238,13 +222,6 @@ class Ranks:
                 status = int(self._call(self._store.get, "end"))
                 self._call(self._store.set, f"ended/{self.rank}", "")
         raise SystemExit(status) from error
-
-    def _report(self, error: BaseException) -> None:
-        """Report to the other ranks how this one failed. The first report counts."""
-        text = str(error) if isinstance(error, (UserError, RunFailed)) else f"{type(error).__name__}: {error}"
-        text = "interrupted" if isinstance(error, KeyboardInterrupt) else text
-        document = json.dumps({"rank": self.rank, "by_user": isinstance(error, UserError), "text": text})
-        self._call(self._store.compare_set, "error", "", document)
 
     def _raise_reported(self) -> None:
         """Raise the error that another rank has reported, with its rank, if there is one."""
@@ -278,9 +255,6 @@ class Ranks:
 class Alone(Ranks):
     """A process that works alone: all is its own, and nothing is exchanged."""
 
-    def __init__(self) -> None:
-        super().__init__(0, 1, store=None)
-
     def start(self, config: Config) -> None:
         """There is nothing to open."""
 
@@ -292,16 +266,15 @@ class Alone(Ranks):
         """Return the flag."""
         return flag
 
-    def exchange(self, text: str, timeout: float | None = None) -> list[str]:
-        """Return the text of this process alone."""
-        return [text]
+    def check_same(self, what: str, text: str) -> None:
+        """There is nothing to compare."""
 
     def from_first(self, text: str = "") -> str:
         """Return the text."""
         return text
 
 
-ALONE = Alone()
+ALONE = Alone(0, 1, store=None)
 _current: ContextVar[Ranks] = ContextVar("ranks", default=ALONE)
 
 
@@ -320,7 +293,6 @@ def joined() -> Iterator[Ranks]:
     Raises:
         UserError: when the ranks do not meet, or run different code; and the error of another rank.
         RunFailed: the error of another rank; a rank that is gone, or hangs.
-        SystemExit: in place of any error on a rank other than 0.
     """
     launch = read_launch()
     if launch is None:

@@ -1,6 +1,5 @@
 """Load and save models and tokenizers, add adapters, and save the initial weights that no checkpoint contains."""
 
-from mezo_cli.models.initial_state import check_fingerprint, fingerprint, load_initial_state, save_initial_state
 from mezo_cli.models.loading import (
     CAUSAL_LM,
     MASKED_LM,
@@ -14,6 +13,7 @@ from mezo_cli.models.loading import (
     save,
     untie,
 )
+from mezo_cli.models.stored_tensors import check_fingerprint, fingerprint, load_initial_state, save_initial_state
 
 __all__ = [
     "CAUSAL_LM",

@@ -62,9 +62,7 @@ class Completion:
 class Decoder:
     """Completes prompts. Completions are a function of the weights, the prompts, their keys and the settings alone.
 
-    Args:
-        model: a causal language model of transformers; it is run as it is, under whatever weights it has.
-        tokenizer: its tokenizer.
+    The model is a causal language model of transformers; it is run as it is, under whatever weights it has.
 
     Attributes:
         takes_positions: whether the model's forward takes `position_ids`.
@@ -95,7 +93,6 @@ class Decoder:
             prompts: token ids, at least one each. Prompts of similar lengths go through the model together.
             keys: (row, sample) of each prompt. With a temperature its random numbers are a function of the seed, the
                 step, this key, the token's position in the completion and the word of the vocabulary.
-            sampling: the settings.
             members: whose weights are active, as `PerturbedForward.materialized` gave them; None: one weight set.
 
         Returns:
@@ -197,33 +194,22 @@ class _DecodingState:
         self.logits = self._forward(tokens[:, None], self._positions)
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        inputs = {"position_ids": positions} if self._takes_positions else {}
-        output = self._model(
-            input_ids=ids,
-            attention_mask=self._mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-            **inputs,
-        )
-        logits: Tensor = output.logits[:, -1]
+        inputs = {"input_ids": ids, "attention_mask": self._mask, "past_key_values": self._cache}
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        logits: Tensor = self._model(use_cache=True, logits_to_keep=1, **inputs).logits[:, -1]
         return logits
 
 
 class CompletionText:
-    """Decodes completions, and finds stop strings in them, also across tokens.
-
-    Args:
-        tokenizer: of the model.
-        stop: a completion ends at the first of these strings in its text.
-        keep_stop: whether the text keeps that string.
-    """
+    """Decodes completions, and finds stop strings in them, also across tokens."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], keep_stop: bool) -> None:
         self._tokenizer, self._stop, self._keep_stop = tokenizer, stop, keep_stop
         self._special = set(tokenizer.all_special_ids)
         self._anchor = tokenizer.encode(ANCHOR, add_special_tokens=False)
-        self._start = len(self._decode_ids(self._anchor))
+        self._start = 0
+        self._start = len(self._decode([]))
         self._tail = 1 + max((len(text.encode()) for text in stop), default=0)  # tokens: each has a byte or more
         self._may_end: dict[int, bool] = {}  # token -> whether a stop string may end in it
 
@@ -252,11 +238,9 @@ class CompletionText:
         return self._may_end[token]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._decode_ids([*self._anchor, *ids])[self._start :]
-
-    def _decode_ids(self, ids: Sequence[int]) -> str:
+        ids = [*self._anchor, *ids]
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return text[self._start :]
 
 
 def length_classes(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -278,8 +262,7 @@ class GumbelNoise:
     it depends neither on the order of rows nor on how they share batches, and is the same for all members of a step.
     Maddison, Tarlow, Minka: "A* Sampling" (NeurIPS 2014), section 2, have the Gumbel-max trick.
 
-    Args:
-        keys: (row, sample) of each completion of the batch.
+    `keys` are (row, sample) of each completion of the batch.
     """
 
     def __init__(self, seed: int, step: int, keys: Sequence[tuple[int, int]], device: torch.device) -> None:

@@ -6,6 +6,7 @@ classification head is drawn from the run's seed.
 
 import json
 import logging
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import UserError, join
-from mezo_cli.models.download import fetch, hub_commit, weight_files
+from mezo_cli.models.download import fetch, weight_files
 from mezo_cli.models.quantized import quantize_layers
-from mezo_cli.models.stored_tensors import check_dtypes, check_unused, dtype_of_files
+from mezo_cli.models.stored_tensors import check_stored, dtype_of_files
 from mezo_cli.system import environment, is_device_error, release_file_pages
 
 log = logging.getLogger("mezo")
@@ -59,11 +60,7 @@ class ModelKind:
 
 MASKED_LM = ModelKind("AutoModelForMaskedLM", "masked-LM", "fill-mask")
 SEQUENCE_CLASSIFIER = ModelKind(
-    "AutoModelForSequenceClassification",
-    "sequence-classification",
-    "text-classification",
-    "SEQ_CLS",
-    has_classifier=True,
+    "AutoModelForSequenceClassification", "sequence-classification", "text-classification", "SEQ_CLS", True
 )
 CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal-LM", "text-generation", "CAUSAL_LM", is_decoder=True)
 
@@ -92,17 +89,6 @@ class LoadedModel:
     revision: str | None = None
     new_head: str = ""
 
-    @property
-    def uses_token_type_ids(self) -> bool:
-        """Whether the model marks a pair's second sentence by token_type_ids."""
-        return "token_type_ids" in self.tokenizer.model_input_names
-
-    @property
-    def pad_id(self) -> int:
-        """The token id of padding. Without a padding token any id will do: no other token attends to padding."""
-        pad = self.tokenizer.pad_token_id
-        return 0 if pad is None else int(pad)
-
 
 def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed: int) -> LoadedModel:
     """Load the tokenizer and the model of a checkpoint.
@@ -123,7 +109,7 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
         options["tie_word_embeddings"] = True
     with _explain_errors(config.path, folder / "config.json", model_kind), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
-        with releasing_file():
+        with environment({SEQUENTIAL: "1"}), _ReleaseConverted():
             model, report = getattr(transformers, model_kind.auto_class).from_pretrained(
                 folder,
                 local_files_only=True,
@@ -134,25 +120,24 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
                 ignore_mismatched_sizes=True,  # `_check_missing` reports them
                 **options,
             )
-    mismatched = {
-        key: f"{list(in_file)} in the checkpoint, {list(needed)} here"
-        for key, in_file, needed in report["mismatched_keys"]
-    }
-    fresh = sorted({*report["missing_keys"], *mismatched})
-    check_unused(report["unexpected_keys"], model, config.path)
-    new_head = _check_missing(fresh, mismatched, model, model_kind, config.path)
-    check_dtypes(files, model, config.path)
+    check_stored(files, report["unexpected_keys"], model, config.path)
+    fresh, new_head = _check_missing(report, model, model_kind, config.path)
     if model_kind.has_classifier:
         _name_classes(model, stored, labels, fresh, config.path)
-    _check_vocabulary(tokenizer, model, config.path)
-    tokenizer.model_max_length = _max_length(tokenizer, model.config, model_kind, model)
-    if not model_kind.has_classifier:
-        _tie_or_untie(model, config)
+    tokenizer.model_max_length = _max_length(tokenizer, model.config, model_kind, config.path, model)
+    if config.tie_embeddings is False and not model_kind.has_classifier:
+        untie(model)
+    if "tie_word_embeddings" in options:
+        decoder, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        if decoder.weight is not embeddings.weight:
+            why = "has a decoder of its own; use null or false"
+            raise UserError(f"model.tie_embeddings=true: model.path={config.path} {why}")
     model.eval()
     if config.quantize != "none":
         quantize_layers(model, config.quantize, f"model.path={config.path}: {type(model).__name__}")
     model.to(device)
-    compute_dtype, revision = DTYPES[config.compute_dtype], hub_commit(folder)
+    is_of_hub = folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name)
+    compute_dtype, revision = DTYPES[config.compute_dtype], folder.name if is_of_hub else None
     return LoadedModel(model, tokenizer, model_kind, device, compute_dtype, fresh, revision=revision, new_head=new_head)
 
 
@@ -160,7 +145,8 @@ def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
     """Load the tokenizer alone, with the length that the model's config allows."""
     folder = fetch(config, weights=False)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
-    tokenizer.model_max_length = _max_length(tokenizer, _load_config(folder, config.path, model_kind), model_kind)
+    stored = _load_config(folder, config.path, model_kind)
+    tokenizer.model_max_length = _max_length(tokenizer, stored, model_kind, config.path)
     return tokenizer
 
 
@@ -211,16 +197,6 @@ def untie(model: Any) -> list[str]:
     return tied
 
 
-def _tie_or_untie(model: Any, config: ModelConfig) -> None:
-    """Do what `model.tie_embeddings` says; transformers has tied what it says, but for a decoder of other values."""
-    if config.tie_embeddings is False:
-        untie(model)
-    elif config.tie_embeddings and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
-        raise UserError(
-            f"model.tie_embeddings=true: model.path={config.path} has a decoder of its own; use null or false"
-        )
-
-
 # --- checks of a checkpoint ---
 
 
@@ -232,12 +208,10 @@ def _load_config(folder: Path, path: str, model_kind: ModelKind) -> Any:
     """
     with _explain_errors(path, folder / "config.json"), _quiet():
         stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    settings = getattr(stored, "quantization_config", None)
-    if settings is not None:
-        method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if getattr(stored, "quantization_config", None) is not None:
         raise UserError(
-            f"model.path={path}: its weights are quantised already{f' ({method})' if method else ''}; use the "
-            "checkpoint that they were made from, with model.quantize=int8 or nf4"
+            f"model.path={path}: its weights are quantised already; use the checkpoint that they were made from, with "
+            "model.quantize=int8 or nf4"
         )
     is_encoder = type(stored) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(stored, "is_decoder", False)
     if model_kind.is_decoder and (is_encoder or stored.is_encoder_decoder):
@@ -258,17 +232,22 @@ def _load_tokenizer(folder: Path, path: str, model_kind: ModelKind) -> Any:
     return tokenizer
 
 
-def _check_missing(fresh: list[str], mismatched: dict[str, str], model: Any, model_kind: ModelKind, path: str) -> str:
+def _check_missing(report: Any, model: Any, model_kind: ModelKind, path: str) -> tuple[list[str], str]:
     """Refuse weights that are missing or have another shape, except those of a classification head and of poolers.
 
     Returns:
-        The names of a new head's tensors, with the shapes of those that do not fit; empty if there is no new head.
+        The names of what is missing, and for the log those of a new head, with the shapes of what does not fit.
     """
+    mismatched = {
+        key: f"{list(in_file)} in the checkpoint, {list(needed)} here"
+        for key, in_file, needed in report["mismatched_keys"]
+    }
+    fresh = sorted({*report["missing_keys"], *mismatched})
     body = f"{model.base_model_prefix}."
     missing = [key for key in fresh if "pooler" not in key and (not model_kind.has_classifier or key.startswith(body))]
     if not missing:
         why = ", ".join(f"{key}: {shapes}" for key, shapes in mismatched.items())
-        return f"{join(fresh)}{why and f' ({why})'}" if fresh and model_kind.has_classifier else ""
+        return fresh, f"{join(fresh)}{why and f' ({why})'}" if fresh and model_kind.has_classifier else ""
     first = missing[0]
     if first in mismatched:
         raise UserError(f"model.path={path}: {first} does not fit its config.json: {mismatched[first]}")
@@ -295,24 +274,23 @@ def _name_classes(model: Any, stored: Any, labels: Sequence[str], fresh: list[st
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 
 
-def _check_vocabulary(tokenizer: Any, model: Any, path: str) -> None:
-    """Refuse a tokenizer with more tokens than the model has embeddings."""
-    rows, tokens = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1
-    if tokens > rows:
-        raise UserError(
-            f"model.path={path}: its tokenizer has {tokens} tokens but the model embeds {rows}: they do not belong"
-            " together"
-        )
+def _max_length(tokenizer: Any, config: Any, model_kind: ModelKind, path: str, model: Any = None) -> int:
+    """Return the most tokens that the tokenizer, a decoder's config and a model's position embeddings allow.
 
-
-def _max_length(tokenizer: Any, config: Any, model_kind: ModelKind, model: Any = None) -> int:
-    """Return the most tokens that the tokenizer, a decoder's config and a model's position embeddings allow."""
+    A tokenizer with more tokens than the model has embeddings is refused.
+    """
     limit, longest = tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, (int, float)) or not limit > 0:
         where = f"{tokenizer.name_or_path}/tokenizer_config.json"
         raise UserError(f"{where}: model_max_length is {limit!r}: expected a number of tokens")
     limits = [limit, *([longest] if model_kind.is_decoder and longest else [])]
-    for name, table in () if model is None else model.named_modules():
+    if model is None:
+        return int(min(limits))
+    rows, tokens = len(model.get_input_embeddings().weight), max(tokenizer.get_vocab().values()) + 1
+    if tokens > rows:
+        why = f"its tokenizer has {tokens} tokens but the model embeds {rows}: they do not belong together"
+        raise UserError(f"model.path={path}: {why}")
+    for name, table in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             # RoBERTa's family counts positions from the one after its padding index.
             limits.append(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
@@ -322,19 +300,12 @@ def _max_length(tokenizer: Any, config: Any, model_kind: ModelKind, model: Any =
 # --- memory, and transformers' errors and output ---
 
 
-@contextmanager
-def releasing_file() -> Iterator[None]:
+class _ReleaseConverted(TorchFunctionMode):
     """Release the pages of a mapped file tensor by tensor, as transformers converts these to another dtype.
 
     The pages that it has read stay resident until the file is closed, so a model in bfloat16 would take the memory of
     its float32 file as well. Without Linux's /proc, and for tensors that need no conversion, nothing is released.
     """
-    with environment({SEQUENTIAL: "1"}), _ReleaseConverted():
-        yield
-
-
-class _ReleaseConverted(TorchFunctionMode):
-    """Releases the mapped pages of a tensor after `Tensor.to` has returned a copy of it."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -355,20 +326,14 @@ def _explain_errors(path: str, file: Path, model_kind: ModelKind | None = None) 
     except Exception as error:  # a broken folder gives OSError, ValueError, KeyError and transformers' own
         if is_device_error(error):
             raise
-        raise UserError(f"model.path={path} could not be loaded: {_reason(error, file, model_kind)}") from error
-
-
-def _reason(error: Exception, file: Path, model_kind: ModelKind | None) -> str:
-    """Return in one line why a checkpoint could not be loaded."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return f"{type(error).__name__} from {file.name}"
-    if model_kind is not None and lines[0].startswith("Unrecognized configuration class"):
-        return f"transformers has no {model_kind.description} model of its kind"
-    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # the reason may be in the next line
-    # AttributeError, KeyError, ...: the text alone does not say what it is about.
-    known = isinstance(error, (OSError, ValueError, RuntimeError)) and not isinstance(error, json.JSONDecodeError)
-    return text if known else f"{file.name} is damaged or does not belong to it ({type(error).__name__}: {text})"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])  # or in the next line
+        if model_kind is not None and reason.startswith("Unrecognized configuration class"):
+            reason = f"transformers has no {model_kind.description} model of its kind"
+        elif not isinstance(error, (OSError, ValueError, RuntimeError)) or isinstance(error, json.JSONDecodeError):
+            # AttributeError, KeyError, ...: the text alone does not say what it is about.
+            reason = f"{file.name} is damaged or does not belong to it ({type(error).__name__}: {reason})"
+        raise UserError(f"model.path={path} could not be loaded: {reason or type(error).__name__}") from error
 
 
 @contextmanager

@@ -31,14 +31,10 @@ ELEMENTS_ELSEWHERE = 1 << 25
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer whose frozen weight is stored in eight or four bits.
-
-    Args:
-        how: int8 or nf4.
-        weight: [out, in], of any float dtype.
-        bias: [out]; None for a layer without.
+    """A linear layer whose frozen weight, [out, in] of any float dtype, is stored in eight or four bits.
 
     Attributes:
+        how: int8 or nf4.
         bits: int8: the integers [out, in]; nf4: two codes per byte [ceil(out in / 2), 1]. A buffer.
         scale: float32, [out, 1] for int8, [ceil(out in / 64)] for nf4. A buffer.
         rows: multiplies each row's product by a trained factor (peft=scales); None for none.
@@ -195,19 +191,6 @@ def quantize_layers(model: Any, how: str, name: str) -> None:
 
     `model` is a transformers model on the CPU, its weights in the dtype of the file; `name` is for error lines.
     """
-    matrices = _find_matrices(model, how, name)
-    for path, module in matrices.items():
-        model.set_submodule(path, QuantizedLinear(how, module.weight.data, module.bias))
-        release_file_pages(module.weight.data)
-        trim_malloc()
-    for p in model.parameters():
-        if p.dtype != torch.float32:
-            stored, p.data = p.data, p.data.float()
-            release_file_pages(stored)
-
-
-def _find_matrices(model: Any, how: str, name: str) -> dict[str, nn.Linear]:
-    """Return path -> linear layer inside the numbered layers."""
     matrices = {}
     for path, module in model.named_modules():
         own = [p for p in module.parameters(recurse=False) if p.dim() > 1]
@@ -221,7 +204,14 @@ def _find_matrices(model: Any, how: str, name: str) -> dict[str, nn.Linear]:
         matrices[path] = module
     if not matrices:
         raise UserError(f"{name}: model.quantize={how} finds no layers of nn.Linear; use model.quantize=none")
-    return matrices
+    for path, module in matrices.items():
+        model.set_submodule(path, QuantizedLinear(how, module.weight.data, module.bias))
+        release_file_pages(module.weight.data)
+        trim_malloc()
+    for p in model.parameters():
+        if p.dtype != torch.float32:
+            stored, p.data = p.data, p.data.float()
+            release_file_pages(stored)
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:

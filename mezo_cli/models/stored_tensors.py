@@ -1,47 +1,54 @@
-"""Check the tensors of a checkpoint's files against the model that was built from its config.json.
+"""The tensors of files: those of a checkpoint against the model that was built from its config.json, those of a start.
 
 transformers drops a tensor that the model does not use, and converts integers to floats. Both can mean that config.json
 belongs to another checkpoint: with fewer layers than the file has, the model loads and gives other scores.
+
+start.safetensors has the initial weights that the base checkpoint does not contain: a new head, an adapter. A new
+tensor is stored whole, unless it is a copy of one of the base's, as the trained head of peft=head is: then its name is
+stored. When a linear probe has set the label words' rows of a decoder over the vocabulary, only these rows are stored.
 """
 
+import hashlib
+import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
 from mezo_cli.models.parameter_names import format_names
+from mezo_cli.models.quantized import describe, quantized_layers
 
 log = logging.getLogger("mezo")
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 
-def check_unused(unused: Iterable[str], model: Any, path: str) -> None:
-    """Refuse unused tensors inside the model's layers; log all others (poolers, other heads, buffers of old files).
+def check_stored(files: Iterable[Path], unused: Iterable[str], model: Any, path: str) -> None:
+    """Refuse unused tensors inside the model's layers, and parameters that are stored as anything but floats.
 
-    `unused` are the names of tensors in the files that the model did not take.
+    `unused` are the names of tensors in the files that the model did not take: of layers, or poolers, other heads, and
+    buffers of old files, which are logged.
     """
     names, modules = sorted(unused), dict(model.named_modules())
     for name in names:
         for full in (name, _with_body(model, name)):
             owner = modules.get(full.rpartition(".")[0])
-            if isinstance(modules.get(re.split(r"\.\d+\.", full)[0]), nn.ModuleList) and not _had_buffers(owner):
+            # It may be a former buffer in a module that is made of modules alone (GPT-2's attn.bias).
+            had_buffers = owner is not None and list(owner.children()) and not list(owner.parameters(recurse=False))
+            if isinstance(modules.get(re.split(r"\.\d+\.", full)[0]), nn.ModuleList) and not had_buffers:
                 raise UserError(
                     f"model.path={path}: with its config.json the model has no place for the checkpoint's tensor {name}"
                     ": config.json is that of another checkpoint"
                 )
     if names:
         log.info("not used of the checkpoint, which the model has no place for: %s", format_names(names))
-
-
-def check_dtypes(files: Iterable[Path], model: Any, path: str) -> None:
-    """Refuse parameters that are stored as anything but floats."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for file in files:
         for name, dtype in _read_dtypes(file):
@@ -59,13 +66,6 @@ def dtype_of_files(files: Iterable[Path]) -> torch.dtype:
     names = {dtype for file in files for _, dtype in _read_dtypes(file) if dtype in FLOATS}
     halves = {"F16": torch.float16, "BF16": torch.bfloat16}
     return halves.get(names.pop(), torch.float32) if len(names) == 1 else torch.float32
-
-
-def _had_buffers(module: nn.Module | None) -> bool:
-    """Whether a tensor of a module may be a former buffer: it is made of modules alone (GPT-2's attn.bias)."""
-    if module is None or not list(module.children()):
-        return False
-    return all(p is None for p in module._parameters.values())
 
 
 def _with_body(model: Any, name: str) -> str:
@@ -89,3 +89,76 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or missing: {error}") from error
+
+
+# --- the start of a run ---
+
+
+def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
+    """Return the sha256 over the names, shapes and bytes of all parameters except those named in `exclude`.
+
+    Of a quantised layer it is over the bits, the scales and, for nf4, the version of the library.
+    """
+    total = hashlib.sha256()
+    tensors = [(name, p.detach()) for name, p in model.named_parameters() if name not in exclude]
+    for path, layer in quantized_layers(model).items():
+        tensors.append((f"{layer.how}{layer.library}{path}.bits", layer.bits))
+        tensors.append((f"{path}.scale", layer.scale))
+    for name, tensor in tensors:
+        total.update(f"{name}{tuple(tensor.shape)}".encode())
+        total.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def check_fingerprint(model: Any, wanted: str, path: Path) -> None:
+    """Refuse to replay a trajectory on other weights than it started from."""
+    if fingerprint(model) != wanted:
+        quantised = describe(model)
+        changed = "model.path" if quantised == "none" else f"model.path, model.quantize (now {quantised})"
+        raise UserError(
+            f"{path} started from other weights than these: {changed}, or the run's start.safetensors, has changed"
+        )
+
+
+def save_initial_state(
+    model: Any, names: Sequence[str], path: Path, rows: Mapping[str, list[int]] | None = None
+) -> None:
+    """Save tensors of a model to a safetensors file; write no file when there are none.
+
+    Args:
+        names: of tensors that are saved: whole, or as the name of a tensor of the base that has the same bits.
+        rows: name -> row numbers, of tensors of which only these rows are saved.
+    """
+    state, rows, copies = model.state_dict(), rows or {}, {}
+    for name in (name for name in names if name not in rows):
+        bits = state[name].contiguous().view(torch.uint8)
+        for other in sorted(state.keys() - {*names, *rows}):
+            same = state[other].shape == state[name].shape
+            if same and torch.equal(bits, state[other].contiguous().view(torch.uint8)):
+                copies[name] = other
+                break
+    tensors = {name: state[name] for name in names if name not in copies}
+    tensors |= {name: state[name][chosen] for name, chosen in rows.items()}
+    if tensors or copies:
+        on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        # One entry: safetensors writes several in an order that changes from run to run.
+        safetensors.torch.save_file(on_cpu, path, {"rows": json.dumps({**rows, **copies})})
+
+
+def load_initial_state(model: Any, path: Path) -> None:
+    """Load the saved tensors and rows into a model; do nothing when there is no file."""
+    if not path.exists():
+        return
+    state, (tensors, metadata) = model.state_dict(), read_tensors(path)
+    try:
+        stored = json.loads(metadata.get("rows", "{}"))
+        for name, original in stored.items():
+            if isinstance(original, str):  # a copy
+                tensors[name] = state[original]
+        for name, value in tensors.items():
+            chosen = stored[name] if isinstance(stored.get(name), list) else slice(None)
+            if state[name][chosen].shape != value.shape:
+                raise UserError(f"{path} is damaged: the model has no tensor {name} of shape {list(value.shape)}")
+            state[name][chosen] = value.to(state[name].device)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged or of another model: {type(error).__name__}: {error}") from error

@@ -65,7 +65,9 @@ class Objective:
 
     def collate(self, rows: Sequence[Any]) -> Any:
         """Return rows as a batch on the model's device. By default a `Batch`, laid out by `lay_out`."""
-        return collate(rows, self.loaded.pad_id, self.loaded.device, self.loaded.uses_token_type_ids, self.lay_out)
+        tokenizer = self.loaded.tokenizer
+        names, pad_id = tokenizer.model_input_names, tokenizer.pad_token_id or 0  # where it has none any id will do
+        return collate(rows, pad_id, self.loaded.device, "token_type_ids" in names, self.lay_out)
 
     def lay_out(self, rows: Sequence[Any]) -> Arrays | None:
         """Return the arrays that are read as `batch.layout`; None if it reads `batch.inputs()`, padded rows.

@@ -78,7 +78,8 @@ class Classification(Objective):
     @classmethod
     def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
         """Return the label scores by the model's own forward, of padded rows."""
-        batch = collate(rows, loaded.pad_id, loaded.device, loaded.uses_token_type_ids)
+        has_types = "token_type_ids" in loaded.tokenizer.model_input_names
+        batch = collate(rows, loaded.tokenizer.pad_token_id or 0, loaded.device, has_types)
         return cls.reference_logits(loaded.model, batch, encoder.label_ids)
 
     # --- losses ---

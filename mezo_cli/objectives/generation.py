@@ -113,7 +113,7 @@ class Generation(Objective):
         """Return rows as a batch on the model's device."""
         texts = [row.text for row in rows]
         width, longest = max(map(len, texts)), max(len(row.answer_ids) for row in rows)
-        pad = self.loaded.pad_id
+        pad = self.loaded.tokenizer.pad_token_id or 0
         ids = torch.tensor([[pad] * (width - len(text)) + text for text in texts])
         mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
         padded = [[IGNORED] * (longest - len(row.answer_ids)) + [*row.answer_ids] for row in rows]

@@ -2,7 +2,7 @@
 
 It differs from the run in four things: config.yaml and run.json say nothing of the machine (host, process, paths,
 command line), metrics.jsonl is compressed, rows of the data are left out, and run.json has the sha256 of the weights of
-`best` and `last` (over the names, shapes and bytes of all parameters: models/initial_state.py), which a replay checks.
+`best` and `last` (over the names, shapes and bytes of all parameters: models/stored_tensors.py), which a replay checks.
 """
 
 import dataclasses

@@ -1,16 +1,28 @@
-"""Ranks that share a run: what it ends in, what is exchanged, who writes and prints."""
+"""Ranks that share a run: what it ends in, what is exchanged, and what the others do when one fails."""
 
+import dataclasses
 import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from mezo_cli import data, models, system
 from mezo_cli.runs import Run
+from mezo_cli.training.session import Session
+from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
 from tests.ranks import run_ranks
 
 EACH = ("log_every=1",)
-
+DIRECTIONS = (*EACH, "optimizer.samples=2")
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -25,6 +37,12 @@ def losses(run: Path) -> list[float]:
     """Return every loss in metrics.jsonl."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line[key] for line in lines for key in ("loss", "loss_plus", "loss_minus") if key in line]
+
+
+def train(model: Path, movies: Path, run: Path, *words: str, **how: Any) -> list[Result]:
+    """Train on two ranks; return how each ended."""
+    of_each = ["train", *small(model, movies, run, *words)]
+    return run_ranks(of_each, of_each, **how)
 
 
 def check(results: list[Result]) -> None:
@@ -50,8 +68,7 @@ def test_directions_end_in_the_bits_of_one_process(
 ) -> None:
     words = [*EACH, "eval_batch_size=4", *optimizer]
     assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
-    two = ["train", *small(roberta, movies, tmp_path / "two", *words)]
-    check(run_ranks(two, two))
+    check(train(roberta, movies, tmp_path / "two", *words))
     assert files(tmp_path / "two") == files(tmp_path / "one")
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     shared = Run(tmp_path / "two").read_summary()["distributed"]
@@ -63,12 +80,9 @@ def test_directions_end_in_the_bits_of_one_process(
 def test_rows_agree_with_one_process(roberta: Path, movies: Path, tmp_path: Path, loss: str) -> None:
     words = [*EACH, f"objective.loss={loss}", "batch_size=7", "micro_batch_size=2", "optimizer.lr=1e-3"]
     assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
-    two = ["train", *small(roberta, movies, tmp_path / "two", *words)]
-    check(run_ranks(two, two))
+    check(train(roberta, movies, tmp_path / "two", *words))
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
-    exchanged = {"cross_entropy": 7 * 16, "f1": 2 * 2 * 4 * 8}[
-        loss
-    ]  # of each rank and sign: rows per label and prediction
+    exchanged = 7 * 16 if loss == "cross_entropy" else 2 * 2 * 4 * 8  # of rank and sign: rows per label and prediction
     shared = Run(tmp_path / "two").read_summary()["distributed"]
     assert shared == {"ranks": 2, "split": "rows", "bytes_per_step": exchanged}
 
@@ -101,3 +115,153 @@ def test_evaluation_and_prediction_are_shared(roberta: Path, movies: Path, tmp_p
     results = run_ranks(["predict", run], ["predict", run])
     assert [result.code for result in results] == [2, 2]
     assert "one process reads it: give --text or --file" in error_line(results[0])
+
+
+# --- ranks that lose their weights, die or hang ---
+
+
+@pytest.fixture(scope="module")
+def alone(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process, and its data beside it."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEZO_EAGER", "1")
+        words = small(roberta, tiny.movie_folder(folder / "movies"), folder / "run", *DIRECTIONS)
+        assert mezo("train", *words).code == 0
+    return folder / "run"
+
+
+def after(step: int, act: Callable[[Session], None], of_rank: int, rank: int) -> None:
+    """Call `act` with the session of one rank after a step."""
+    before = Session.step
+
+    def wrapped(session: Session, rows: Any, at: int, weights: Any = None) -> Any:
+        result = before(session, rows, at, weights)
+        if at == step:
+            act(session)
+        return result
+
+    if rank == of_rank:
+        Session.step = wrapped  # type: ignore[method-assign]
+
+
+def damage(session: Session) -> None:
+    """Change one weight."""
+    with torch.no_grad():
+        next(iter(session.params.tensors.values())).view(-1)[5] += 1.0
+
+
+def kill(session: Session) -> None:
+    """Kill this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang(session: Session) -> None:
+    """Wait for longer than the timeout of the test."""
+    time.sleep(12)
+
+
+def fail(session: Session) -> None:
+    """Fail by a defect."""
+    raise ValueError("a defect")
+
+
+@pytest.mark.slow
+def test_weights_that_differ_are_rebuilt(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    damaged = partial(after, 1, damage, 1)
+    results = train(roberta, movies, tmp_path / "run", *DIRECTIONS, "optimizer=mezo_momentum", prepare=damaged)
+    assert [result.code for result in results] == [0, 0], results
+    assert results[0].out.count("the weights of rank 1 differ from rank 0's") == 1
+    replayed = mezo("replay", tmp_path / "run", "--step", 6, "--out", tmp_path / "out")
+    assert replayed.code == 0, replayed
+    last = tmp_path / "run" / "checkpoints" / "last" / "model.safetensors"
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == last.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_whose_rank_has_failed_goes_on_alone(roberta: Path, alone: Path, tmp_path: Path) -> None:
+    movies = alone.parent / "movies"
+    results = train(roberta, movies, tmp_path / "run", *DIRECTIONS, prepare=partial(after, 3, fail, 1))
+    assert [result.code for result in results] == [1, 1], results
+    assert results[0].err == "error: rank 1: ValueError: a defect\n"
+    assert Run(tmp_path / "run").info()["error"] == "rank 1: ValueError: a defect"
+    assert "rank 1: ValueError: a defect" in (tmp_path / "run" / "train.log").read_text()
+    assert mezo("resume", tmp_path / "run").code == 0
+    assert files(tmp_path / "run") == files(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_all(roberta: Path, alone: Path, tmp_path: Path, rank: int) -> None:
+    began, movies = time.monotonic(), alone.parent / "movies"
+    results = train(roberta, movies, tmp_path / "run", *DIRECTIONS, prepare=partial(after, 3, kill, rank))
+    assert time.monotonic() - began < 100
+    assert results[rank].code == -signal.SIGKILL
+    assert results[1 - rank].code == 1
+    run = Run(tmp_path / "run")
+    assert run.status() == ("failed" if rank == 1 else "interrupted")
+    if rank == 1:
+        assert re.match("error: rank 1 ended: ", results[0].err)
+    if rank == 0:  # as torchrun --max-restarts does
+        again = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "1"}
+        results = train(roberta, movies, tmp_path / "run", *DIRECTIONS, **again)
+    else:
+        results = run_ranks(*[["resume", tmp_path / "run"]] * 2)
+    assert [result.code for result in results] == [0, 0], results
+    assert files(tmp_path / "run") == files(alone)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_all_within_the_timeout(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    hung = partial(after, 3, hang, 1)
+    results = train(roberta, movies, tmp_path / "run", *DIRECTIONS, "distributed.timeout=5", prepare=hung)
+    assert [result.code for result in results] == [1, 1], results
+    assert results[0].err == "error: rank 1 did not answer within distributed.timeout=5 s\n"
+    assert Run(tmp_path / "run").status() == "failed"
+
+
+@pytest.mark.slow
+def test_mistakes_end_in_one_line_of_rank_0(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    for word, part in (
+        ("optimizer=adamw", "optimizer=adamw: 2 ranks were started"),
+        ("batch_size=1", "batch_size=1 is less than 2 ranks"),
+        ("distributed.split=directions", "a step has 1 direction, fewer than 2 ranks"),
+    ):
+        results = train(roberta, movies, tmp_path / "run", word)
+        assert [result.code for result in results] == [2, 2]
+        assert part in error_line(results[0])
+        assert not (tmp_path / "run").exists()
+
+
+def moved(loaded: models.LoadedModel) -> models.LoadedModel:
+    """Change one weight of a model that was loaded."""
+    with torch.no_grad():
+        next(loaded.model.parameters()).view(-1)[5] += 1.0
+    return loaded
+
+
+def differ(what: str, rank: int) -> None:
+    """Let rank 1 have other source files, another set of rows, or another weight in its model files."""
+    load, load_splits = models.load, data.load_splits
+    if rank == 1 and what == "version":
+        system.source_digest = lambda: "0" * 64
+    elif rank == 1 and what == "rows":
+        data.load_splits = lambda config: dataclasses.replace(load_splits(config), fingerprint="0" * 64)
+    elif rank == 1:
+        models.load = lambda *args, **options: moved(load(*args, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ("version", "rank 1 has another version than rank 0: source files with sha256 0000000000000000"),
+        ("rows", "rank 1 has another set of rows than rank 0: rows of sha256 0000000000000000"),
+        ("model", "rank 1 has another model than rank 0: model.path="),
+    ],
+)
+def test_ranks_that_differ_are_refused(roberta: Path, movies: Path, tmp_path: Path, change: str, part: str) -> None:
+    results = train(roberta, movies, tmp_path / "run", prepare=partial(differ, change))
+    assert [result.code for result in results] == [2, 2], results
+    assert part in error_line(results[0])
+    assert not (tmp_path / "run" / "trajectory.bin").exists()

@@ -1,4 +1,7 @@
-"""Completions are those of transformers' own generation, with stop strings and the project's random numbers."""
+"""Completions are those of transformers' own generation, with stop strings and the project's random numbers.
+
+The text of a completion keeps its leading space; a stop string ends it at the token in which it is complete.
+"""
 
 import re
 from collections.abc import Sequence
@@ -7,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import decoders
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mezo_cli.errors import UserError
-from mezo_cli.models.decoding import Decoder, Sampling, length_classes
+from mezo_cli.models.decoding import CompletionText, Decoder, Sampling, length_classes
 from tests import tiny
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, stop=(), keep_stop=False)
@@ -90,29 +94,23 @@ def test_tokens_are_drawn_from_the_softmax(gpt2: tuple[Any, Any]) -> None:
     assert abs(chi_square - len(p)) < 4 * (2 * len(p)) ** 0.5
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_stop_string_is_found_across_tokens(kind: str, tmp_path: Path) -> None:
-    model, tokenizer = load(tmp_path, kind)
-    decoder = Decoder(model, tokenizer)
+def test_a_stop_string_ends_a_completion(gpt2: tuple[Any, Any]) -> None:
+    decoder = Decoder(*gpt2)
     (free,) = decoder.complete([PROMPTS[0]], [(0, 0)], sampled())
     assert free.truncated
     stop = re.findall("[^\N{REPLACEMENT CHARACTER}]{3}", free.text)[0]  # no part of a character
     for keep in (False, True):
-        settings = Sampling(8, 1.0, ("never", stop), keep, seed=7)
-        (ended,) = decoder.complete([PROMPTS[0]], [(0, 0)], settings)
-        place = free.text.index(stop)
-        assert ended.text == free.text[: place + 3 * keep]
+        (ended,) = decoder.complete([PROMPTS[0]], [(0, 0)], Sampling(8, 1.0, ("never", stop), keep, seed=7))
+        assert ended.text == free.text[: free.text.index(stop) + 3 * keep]
         assert ended.ids == free.ids[: len(ended.ids)]
         assert len(ended.ids) < len(free.ids)
         assert not ended.truncated
 
 
-def test_an_empty_prompt_is_refused(gpt2: tuple[Any, Any]) -> None:
+def test_an_empty_prompt_and_a_model_without_a_cache_are_refused(gpt2: tuple[Any, Any]) -> None:
     with pytest.raises(UserError, match="no tokens"):
         Decoder(*gpt2).complete([PROMPTS[0], []], KEYS[:2], GREEDY)
 
-
-def test_a_model_without_a_cache_is_refused(gpt2: tuple[Any, Any]) -> None:
     with pytest.raises(UserError, match="Linear keeps no keys and values"):
         Decoder(torch.nn.Linear(2, 2), gpt2[1])
 
@@ -120,3 +118,59 @@ def test_a_model_without_a_cache_is_refused(gpt2: tuple[Any, Any]) -> None:
 def test_prompts_of_very_different_lengths_go_apart() -> None:
     groups = list(length_classes([10, 400, 30, 12, 380]))
     assert groups == [[0, 3, 2], [4, 1]]
+
+
+# --- texts ---
+
+TEXT = " great was Yes, okay. No"
+
+
+@pytest.fixture(scope="module", params=["bytes", "metaspace"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One like GPT-2's, and one like Llama's, which drops the space before a text."""
+    if request.param == "bytes":
+        return tiny.decoder_bpe(tmp_path_factory.mktemp("bpe"), "gpt2")
+    tokenizer = tiny.metaspace()
+    backend = tokenizer.backend_tokenizer
+    backend.decoder = decoders.Sequence([backend.decoder, decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text that follows others."""
+    before = tokenizer.encode("was", add_special_tokens=False)
+    ids: list[int] = tokenizer.encode("was" + text, add_special_tokens=False)
+    assert ids[: len(before)] == before
+    return ids[len(before) :]
+
+
+def test_text_is_decoded_as_it_follows_the_prompt(tokenizer: Any) -> None:
+    ids = encode(tokenizer, TEXT)
+    assert CompletionText(tokenizer, (), False).of([*ids, tokenizer.eos_token_id]) == TEXT
+
+
+@pytest.mark.parametrize("stop", [" was", "was", "Yes, ", "t was Y", ". No", "never"])
+def test_a_stop_string_is_found_when_it_is_complete(stop: str, tokenizer: Any) -> None:
+    ids = encode(tokenizer, TEXT)
+    text = CompletionText(tokenizer, (stop, "never"), False)
+    whole = CompletionText(tokenizer, (), False)
+    for n in range(1, len(ids) + 1):
+        complete = stop in whole.of(ids[:n]) and stop not in whole.of(ids[: n - 1])
+        assert text.has_ended(ids[:n]) is complete or stop in whole.of(ids[: n - 1])
+    assert text.of(ids) == TEXT.partition(stop)[0]
+    kept = CompletionText(tokenizer, (stop,), True).of(ids)
+    assert kept == "".join(TEXT.partition(stop)[:2])
+
+
+def test_the_first_of_several_stop_strings_ends_the_text(tokenizer: Any) -> None:
+    ids = encode(tokenizer, TEXT)
+    assert CompletionText(tokenizer, ("okay", "Yes", "Ye"), True).of(ids) == " great was Yes"
+
+
+def test_a_stop_string_may_end_inside_several_bytes(tmp_path: Path) -> None:
+    tokenizer = tiny.decoder_bpe(tmp_path, "gpt2")
+    ids = encode(tokenizer, " great \N{CLAPPER BOARD}\n\n")
+    assert len(ids) > 6
+    text = CompletionText(tokenizer, ("\N{CLAPPER BOARD}",), False)
+    assert next(n for n in range(1, len(ids) + 1) if text.has_ended(ids[:n])) == len(ids) - 2
+    assert text.of(ids) == " great "

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,15 @@ import transformers
 from transformers import AutoModelForMaskedLM
 
 from mezo_cli import models
-from mezo_cli.api import finetune
+from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import ENCODER_FAMILIES
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError
-from mezo_cli.objectives import OBJECTIVES, packing
+from mezo_cli.models.loading import SEQUENTIAL
+from mezo_cli.objectives import OBJECTIVES, packing, plain_check
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.system import peak_memory, reset_peak_memory
+from mezo_cli.training.load import load_session
 from tests import tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
 
@@ -79,10 +84,6 @@ def test_a_tied_checkpoint_without_its_decoder_is_tied_again(tmp_path: Path) -> 
 
 def test_an_untied_decoder_is_loaded(tmp_path: Path) -> None:
     folder = tiny.roberta(tmp_path, tied=False)
-    stored = safetensors.torch.load_file(folder / WEIGHTS)
-    model = load(folder).model
-    assert torch.equal(model.lm_head.decoder.weight, stored["lm_head.decoder.weight"])
-    assert not torch.equal(model.lm_head.decoder.weight, model.roberta.embeddings.word_embeddings.weight)
     before = logits(folder)
     change_weights(folder, lambda t: t["lm_head.decoder.weight"].neg_())
     assert (logits(folder) - before).abs().max() > 0.1
@@ -118,25 +119,6 @@ def test_a_new_classification_head_is_drawn_from_the_seed(roberta: Path) -> None
     assert not torch.equal(first["classifier.dense.weight"], third["classifier.dense.weight"])
     body = [name for name in first if not name.startswith("classifier.")]
     assert all(torch.equal(first[name], third[name]) for name in body)
-
-
-def test_a_new_head_is_stored_in_start_safetensors(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    done = finetune(
-        str(roberta),
-        "sst2",
-        movies,
-        steps=0,
-        objective="cls",
-        seed=5,
-        overrides=["model.device=cpu"],
-        output_dir=tmp_path / "run",
-    )
-    stored = safetensors.torch.load_file(done.run_dir / "start.safetensors")
-    loaded = load(roberta, "cls", seed=5)
-    assert sorted(stored) == loaded.fresh
-    assert all(torch.equal(value, loaded.model.state_dict()[name]) for name, value in stored.items())
-    config = json.loads((done.run_dir / "checkpoints/last/config.json").read_text())
-    assert config["id2label"] == {"0": "negative", "1": "positive"}
 
 
 def test_a_head_of_another_size_is_replaced_with_a_warning(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
@@ -180,8 +162,6 @@ def test_pickled_weights_are_refused_unread(tmp_path: Path) -> None:
     error_line(folder, "names pytorch_model.bin; weights are read from safetensors alone")
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../out.safetensors"}}')
     error_line(folder, "names ../out.safetensors")
-    change_json(folder / "config.json", transformers_weights="pytorch_model.bin")
-    error_line(folder, "names weights of its own (pytorch_model.bin)")
     assert not mark.exists()
 
 
@@ -238,12 +218,6 @@ def test_paths_that_hold_no_model(tmp_path: Path, roberta: Path, monkeypatch: An
 # --- tokenizer and model together ---
 
 
-def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
-    folder = tiny.roberta(tmp_path)
-    change_json(folder / "tokenizer_config.json", pad_token=None)
-    error_line(folder, "its tokenizer has no padding token")
-
-
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     folder = tiny.roberta(tmp_path)
     for file in folder.glob("*token*"):
@@ -280,10 +254,116 @@ def test_rows_are_no_longer_than_the_position_table(tmp_path: Path, bert: Path) 
                 loaded.model(torch.full((1, positions + 1), 5))
 
 
-def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
+# --- tensors of the files ---
+
+
+def made(folder: Path, kind: str) -> Path:
+    """Write a tiny checkpoint with all the tensors that well-known ones have beside those of their model."""
+    body, old = {"roberta": "roberta", "bert": "bert", "gpt2": ""}[kind], {"weight": "gamma", "bias": "beta"}
+    added = {
+        f"{body}.pooler.dense.weight": torch.zeros(32, 32),
+        f"{body}.embeddings.position_ids": torch.arange(80)[None],
+    }
+    if kind == "gpt2":
+        mask, value = torch.ones(1, 1, 300, 300, dtype=torch.uint8).tril(), torch.tensor(-1e4)
+        added = {f"h.{i}.attn.{n}": t for i in range(2) for n, t in (("bias", mask), ("masked_bias", value))}
+
+    def as_of_old(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            module, _, key = name.rpartition(".")
+            renamed = f"{module}.{old[key]}" if kind == "bert" and "LayerNorm" in name else name
+            tensors[renamed.removeprefix("transformer.")] = tensors.pop(name)
+        tensors |= {name: tensor.clone() for name, tensor in added.items()}
+        if kind == "bert":
+            tensors["cls.seq_relationship.weight"] = torch.zeros(2, 32)
+
+    _ = tiny.decoder(folder, "gpt2") if kind == "gpt2" else getattr(tiny, kind)(folder)
+    change_weights(folder, as_of_old)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "unused"),
+    [
+        ("roberta", "mlm", "roberta.pooler.dense.weight"),
+        ("roberta", "cls", "lm_head."),
+        ("bert", "mlm", "cls.seq_relationship.weight"),
+        ("gpt2", "lm", "h.*.attn.masked_bias"),
+    ],
+)
+def test_well_known_checkpoints_load(
+    kind: str, objective: str, unused: str, tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(logging.getLogger("mezo"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="mezo"):
+        loaded = load(made(tmp_path, kind), objective)
+    assert all(name.startswith("classifier.") for name in loaded.fresh)
+    (said,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("not used of the checkpoint")]
+    assert unused in said
+
+
+def test_a_tensor_inside_a_layer_without_a_place_is_refused(tmp_path: Path) -> None:
+    for index, name in enumerate(("attention.self.query.scale", "adapter.down.weight")):
+        folder = tiny.roberta(tmp_path / str(index))
+        change_weights(folder, lambda t, n=name: t.update({f"roberta.encoder.layer.0.{n}": torch.zeros(3)}))
+        with pytest.raises(UserError, match=f"no place for the checkpoint's tensor roberta.encoder.layer.0.{name}"):
+            load(folder)
+
+
+def test_parameters_that_are_no_floats_are_refused(tmp_path: Path) -> None:
+    folder, name = tiny.roberta(tmp_path / "int8"), "roberta.embeddings.LayerNorm.bias"
+    change_weights(folder, lambda t: t.update({name: t[name].to(torch.int8)}))
+    with pytest.raises(UserError, match=f"model.safetensors stores {name} as I8; allowed are F64, F32, F16, BF16"):
+        load(folder)
+    folder = tiny.roberta(tmp_path / "half")
+    change_weights(folder, lambda t: t.update({key: value.half() for key, value in t.items()}))
+    assert load(folder).fresh == []
+    body = tiny.roberta(tmp_path / "body", head="none")
+    short = name.removeprefix("roberta.")
+    tensors = safetensors.torch.load_file(body / "model.safetensors")
+    assert short in tensors
+    change_weights(body, lambda t: t.update({short: t[short].to(torch.int64)}))
+    with pytest.raises(UserError, match=f"stores {short} as I64"):
+        load(body, "cls")
+
+
+# --- what transformers and tokenizers raise ---
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "word"),  # a dict changes the JSON of the file
+    [
+        ("config.json", "{", "config.json is damaged"),
+        ("config.json", "[]", "config.json is damaged: it holds no JSON object"),
+        ("config.json", '{"model_type": "nothing"}', "could not be loaded: "),
+        ("config.json", '{"model_type": "gpt2", "vocab_size": 400}', "transformers has no masked-LM model of its kind"),
+        ("config.json", {"hidden_act": "foo"}, "foo"),
+        ("config.json", {"hidden_size": "x"}, "hidden_size"),
+        ("config.json", {"num_attention_heads": 0}, "config.json is damaged"),
+        ("config.json", {"id2label": 3}, "(config.json is damaged|id2label)"),
+        ("config.json", {"num_hidden_layers": 1}, r"no place for .* roberta\.encoder\.layer\.1\..*that of another"),
+        ("config.json", {"transformers_weights": "pytorch_model.bin"}, "names weights of its own .pytorch_model.bin."),
+        ("config.json", {"quantization_config": {}}, "quantised already.* model.quantize=int8 or nf4"),
+        ("tokenizer.json", "{}", "tokenizer.json is damaged.*added_tokens"),
+        ("tokenizer.json", "[]", "tokenizer.json is damaged"),
+        ("tokenizer_config.json", {"pad_token": None}, "its tokenizer has no padding token"),
+        ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length is 'x': expected a number of tokens"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(file: str, content: Any, word: str, tmp_path: Path) -> None:
+    path = tiny.roberta(tmp_path) / file
+    path.write_text(content if isinstance(content, str) else json.dumps({**json.loads(path.read_text()), **content}))
+    with pytest.raises(UserError, match=word) as caught:
+        load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_too_large_for_the_memory_is_not_called_damaged(tmp_path: Path) -> None:
     folder = tiny.roberta(tmp_path)
-    change_json(folder / "tokenizer_config.json", model_max_length="x")
-    error_line(folder, "tokenizer_config.json: model_max_length is 'x': expected a number of tokens")
+    change_json(folder / "config.json", hidden_size=10**9)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        load(folder)
 
 
 # --- devices ---
@@ -401,3 +481,57 @@ def test_a_padded_batch_keeps_its_mask_when_packing_is_on(roberta: Path) -> None
         torch.testing.assert_close(
             full_logits(stock, batch, ours.encoder.label_ids), ours.objective.logits(batch), rtol=1e-4, atol=1e-6
         )
+
+
+# --- the memory of a model that is loaded in another dtype than its file's ---
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 113 MB in float32, no tensor of which is large."""
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4}
+    return tiny.roberta(tmp_path_factory.mktemp("model"), **shape)
+
+
+@pytest.mark.usefixtures("released_pages")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_file_does_not_stay_in_memory_beside_the_converted_model(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file and the model together are 1.5 times the file."""
+    monkeypatch.delenv(SEQUENTIAL, raising=False)
+    file = checkpoint / "model.safetensors"
+    config = ModelConfig(name="tiny", path=str(checkpoint), device="cpu", dtype="bfloat16")
+    models.load(ModelConfig(name="demo", path="demo", device="cpu"), models.MASKED_LM, ["a", "b"], 0)  # imports
+    reset_peak_memory()
+    before = peak_memory(torch.device("cpu"))
+    loaded = models.load(config, models.MASKED_LM, ["a", "b"], 0)
+    assert peak_memory(torch.device("cpu")) - before < 0.65 * file.stat().st_size
+    assert SEQUENTIAL not in os.environ
+    for name, value in safetensors.torch.load_file(file).items():
+        assert torch.equal(loaded.model.get_parameter(name), value.to(torch.bfloat16)), name
+
+
+def test_the_check_in_half_precision_is_in_float32(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear layer by parts, with a remainder."""
+    monkeypatch.setattr(plain_check, "COPIED", 100 * 768)
+    config = ModelConfig(name="tiny", path=str(checkpoint), device="cpu", dtype="bfloat16")
+    model = models.load(config, models.MASKED_LM, ["a", "b"], 0).model
+    ids = torch.arange(5, 17).view(2, 6)
+    with torch.no_grad():
+        with plain_check.computing_in_float32(model):
+            found = model(input_ids=ids).logits
+        torch.testing.assert_close(found, model.float()(input_ids=ids).logits)
+
+
+@pytest.mark.usefixtures("released_pages", "eager_kernels")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_nor_beside_frozen_weights_that_are_converted(checkpoint: Path) -> None:
+    """The embeddings stay mapped, and with them what was read of the file."""
+    words = [f"model.path={checkpoint}", "model.device=cpu", "data=demo", "peft=bias", "model.compute_dtype=bfloat16"]
+    session = load_session(build_config(words))
+    weight = session.loaded.model.get_parameter("roberta.encoder.layer.0.output.dense.weight")
+    assert weight.dtype == torch.bfloat16
+    maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split(str(checkpoint / "model.safetensors"))[1:]
+    resident = sum(1024 * int(re.search(r"^Rss: +(\d+)", part, re.M)[1]) for part in maps)  # type: ignore[index]
+    assert resident < 0.2 * (checkpoint / "model.safetensors").stat().st_size

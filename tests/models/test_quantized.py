@@ -1,7 +1,6 @@
 """A base in eight or four bits: its bytes, its products, its runs, and what is refused."""
 
 import importlib.util
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -209,12 +208,3 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: Any) -> None:
 def test_other_layers_than_linear_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model.quantize=int8 quantises layers of nn.Linear, and .* is a Conv1D"):
         ready(tiny.decoder(tmp_path, "gpt2"), "objective=lm", "peft=lora", "model.quantize=int8")
-
-
-def test_a_checkpoint_that_is_quantised_already_is_refused(roberta: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "quantised"
-    shutil.copytree(roberta, folder)
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"quantised already \(gptq\).* model.quantize=int8 or nf4"):
-        ready(folder, "peft=lora")

@@ -10,23 +10,6 @@ from mezo_cli.errors import UserError
 from mezo_cli.tasks import GenerateEncoder
 from tests import tiny
 
-SQUAD = GeneratePrompt(
-    prompt="Title: {title}\\nContext: {context}\\nQuestion: {question|strip}\\nAnswer:",
-    answer=" {answers.text[0]}\\n",
-    gold="answers.text",
-    stop=["\\n"],
-)
-DROP = GeneratePrompt(
-    prompt="Passage: {passage}\\nQuestion: {question|strip}\\nAnswer:",
-    answer=" {answers_spans.spans[0]}\\n",
-    gold="answers_spans.spans",
-)
-ROW = {
-    "title": "Normans",
-    "context": "The Normans were in Normandy, a region in France.",
-    "question": " In what country is Normandy? ",
-    "answers": {"text": ["France", "in France"], "answer_start": [42, 39]},
-}
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -52,33 +35,12 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def encoder(tokenizer: PreTrainedTokenizerFast, settings: GeneratePrompt | None = None, **own: Any) -> GenerateEncoder:
-    return GenerateEncoder(TaskConfig(name="qa", generate=settings or GeneratePrompt(**own)), tokenizer)
+def encoder(tokenizer: PreTrainedTokenizerFast, **own: Any) -> GenerateEncoder:
+    return GenerateEncoder(TaskConfig(name="qa", generate=GeneratePrompt(**own)), tokenizer)
 
 
 def row(where: str = "", **columns: Any) -> Example:
     return Example((), -1, where, columns)
-
-
-def test_prompt_and_answer_are_the_papers_and_their_tokens_those_of_the_whole_text(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    inputs = encoder(tokenizer, SQUAD)
-    encoded = inputs.encode(row(**ROW))
-    prompt = (
-        "Title: Normans\nContext: The Normans were in Normandy, a region in France.\n"
-        "Question: In what country is Normandy?\nAnswer:"
-    )
-    assert [*encoded.input_ids] == tokenizer(prompt)["input_ids"]
-    assert [*encoded.input_ids, *encoded.answer_ids] == tokenizer(prompt + " France\n")["input_ids"]
-    assert (encoded.golds, encoded.columns, encoded.cut) == (("France", "in France"), ROW, False)
-    assert inputs.stop == ["\n"]
-    drop = encoder(tokenizer, DROP).encode(
-        row(passage="It was 3 to 1.", question="Who won? ", answers_spans={"spans": ["A", "B"], "types": ["span"] * 2})
-    )
-    text = "Passage: It was 3 to 1.\nQuestion: Who won?\nAnswer: A\n"
-    assert [*drop.input_ids, *drop.answer_ids] == [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-    assert drop.golds == ("A", "B")
 
 
 def test_the_answer_ends_with_the_end_token_unless_a_stop_text_ends_it(gpt2: PreTrainedTokenizerFast) -> None:
@@ -112,9 +74,6 @@ def test_values_of_templates(gpt2: PreTrainedTokenizerFast) -> None:
     inputs = encoder(gpt2, prompt="{{{numbers}}} {target} {x} {names[-1]|upper_first} {a.b[0].c}")
     columns = {"numbers": [3, 5.5], "target": 8, "x": "[MASK]", "names": ["ann", "bob"], "a": {"b": [{"c": "d"}]}}
     assert inputs.decode(inputs.encode(row(**columns))) == "{[3, 5.5]} 8 [MASK] Bob d"
-
-
-def test_rows_are_numbered_in_their_split(gpt2: PreTrainedTokenizerFast) -> None:
     rows = encoder(gpt2, prompt="{x}").encode_all([row(x=str(i)) for i in range(3)])
     assert [one.index for one in rows] == [0, 1, 2]
 

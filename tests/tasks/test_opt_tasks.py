@@ -73,14 +73,16 @@ def test_prompts_and_words_of_objective_lm_are_the_same(name: str, opt: PreTrain
         assert [encoder.prompt(texts) + word for word in words] == [prompt + text for text in candidates]
 
 
+@pytest.mark.parametrize("kind", ["opt", "gpt2", "llama"])
 @pytest.mark.parametrize("name", GENERATED)
-def test_prompts_and_answers_of_squad_and_drop(name: str, opt: PreTrainedTokenizerFast) -> None:
-    encoder = GenerateEncoder(load_task(name), opt)
+def test_prompts_and_answers_of_squad_and_drop(name: str, kind: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny.decoder(tmp_path, kind))
+    encoder = GenerateEncoder(load_task(name), tokenizer)
     for row in rows(name):
         prompt, _, (answer,) = expected(name, row)
         encoded = encoder.encode(Example((), -1, "", row))
-        assert [*encoded.input_ids, *encoded.answer_ids] == opt(prompt + answer)["input_ids"]
-        assert encoder.decode_ids(encoded.answer_ids) == answer
+        assert [*encoded.input_ids] == tokenizer(prompt)["input_ids"]
+        assert [*encoded.input_ids, *encoded.answer_ids] == tokenizer(prompt + answer)["input_ids"]
         golds = row["answers"]["text"] if name == "squad" else row["answers_spans"]["spans"]
         assert encoded.golds == tuple(golds)
 
