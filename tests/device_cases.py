@@ -119,7 +119,7 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
             with hosts.setdefault("probe", HostWaits(read)):
                 fit_output_layer(session, rows)
         with hosts.setdefault("evaluation", HostWaits(read)):
-            session.objective.measure_all(rows)
+            session.objective.evaluate(rows)
     return hosts
 
 

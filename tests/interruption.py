@@ -1,8 +1,12 @@
 """Interrupt a run, as Ctrl-C does, at a call of one of its functions."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mezo_cli.config.registry import OPTIMIZERS
+from tests.command_line import mezo
 
 
 def interrupt_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool = False) -> None:
@@ -19,3 +23,24 @@ def interrupt_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, af
         return made
 
     patch.setattr(owner, name, interrupted)
+
+
+def last_weights(folder: Path) -> bytes:
+    """Return the file of the weights or the adapter in a folder, or in the last checkpoint of a run."""
+    last = folder / "checkpoints" / "last"
+    return next((last if last.exists() else folder).glob("*model.safetensors")).read_bytes()
+
+
+def interrupt_and_resume(words: list[str], home: Path, optimizer: str = "mezo", step: int = 4) -> tuple[Path, Path]:
+    """Run a command whole, and interrupted at its step number `step` and resumed: the weights are the same bits.
+
+    Return the folders of both runs.
+    """
+    run, whole = home / "run", home / "whole"
+    assert mezo("train", *words, f"hydra.run.dir={whole}").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, OPTIMIZERS.implementation(optimizer), "step", step)
+        assert mezo("train", *words, f"hydra.run.dir={run}").code == 130
+    assert mezo("resume", run).code == 0
+    assert last_weights(run) == last_weights(whole)
+    return run, whole

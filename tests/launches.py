@@ -19,7 +19,6 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 
 from mezo_cli.config.schema import Config, ObjectiveConfig, TokenizedExample
 from mezo_cli.models import MASKED_LM, LoadedModel
-from mezo_cli.objectives.collate import collate
 from mezo_cli.objectives.encoders import Mlm
 from mezo_cli.optim import make_config
 from mezo_cli.optim.mezo import Mezo
@@ -51,11 +50,11 @@ def measure(rows: int, layers: int) -> dict[str, dict[str, int]]:
     model, small = model_of(layers, torch.float32), model_of(layers, torch.bfloat16)
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
     forward.paired_tokens = PAIRED_TOKENS
-    loaded = LoadedModel(model, None, MASKED_LM, torch.device(DEVICE), torch.float32)
+    loaded = LoadedModel(model, SimpleNamespace(model_input_names=[]), MASKED_LM, torch.device(DEVICE), torch.float32)
     config, encoder = Config(objective=ObjectiveConfig(name="mlm")), SimpleNamespace(label_ids=[6587, 372])
     objective = Mlm(config, loaded, forward, cast("Any", encoder))
     examples = [TokenizedExample([7] * 32, [0] * 32, 29, number % 2) for number in range(rows)]
-    batch = collate(examples, 1, DEVICE, False, objective.lay_out)
+    batch = objective.collate(examples)
     optimizer, in_half = Mezo(make_config("mezo"), seed=0, steps=9), Params(small, make_noise("gaussian"))
 
     def loss() -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from mezo_cli.config import choices, registry
-from mezo_cli.objectives.families import find_encoder_family
+from mezo_cli.objectives.packing import find_encoder_family
 from mezo_cli.runs import Run
 from tests.command_line import environment, error_line, mezo
 from tests.doc_blocks import files

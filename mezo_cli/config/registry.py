@@ -130,14 +130,14 @@ ENGINE_OBJECTIVES = Registry(  # what lets an engine compute the forwards of an 
 # By transformers' model_type; encoders of other families get padded batches.
 ENCODER_FAMILIES = Registry(
     "model_type",
-    dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "mezo_cli.objectives.families:ROBERTA")
-    | _of("objectives.families", bert="BERT"),
+    dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "mezo_cli.objectives.packing:ROBERTA")
+    | _of("objectives.packing", bert="BERT"),
     "mezo.encoder_families",
 )
 DECODER_FAMILIES = Registry(
     "model_type",
     dict.fromkeys(
-        ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"), "mezo_cli.objectives.families:DecoderFamily"
+        ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"), "mezo_cli.objectives.packing:DecoderFamily"
     ),
     "mezo.decoder_families",
 )

@@ -11,7 +11,8 @@ from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members, token_scores
 from mezo_cli.models.decoding import Completion, CompletionText, Sampling
-from mezo_cli.objectives.generation import Generation, PromptBatch
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.generation import Generation
 from mezo_cli.tasks.generate import PromptRow
 
 SCORED = 16  # tokens of a row whose scores are compared with the model's own
@@ -92,7 +93,7 @@ def with_last_tokens_scored(row: PromptRow) -> PromptRow:
     return replace(row, input_ids=text[:begin], answer_ids=text[begin:], skipped=(0, 0))
 
 
-def own_log_probs(objective: Generation, batch: PromptBatch) -> Tensor:
+def own_log_probs(objective: Generation, batch: Batch) -> Tensor:
     """Return the log-probability of every token of the answers, by the model itself: float64 [tokens]."""
     ids = [torch.tensor(row.answer_ids).to(objective.loaded.device)[:, None] for row in batch.rows]
     of_words = objective.answer_log_probs(batch)

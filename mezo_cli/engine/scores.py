@@ -73,7 +73,7 @@ def _label_scores(own: Lm, members: Members, batch: Batch) -> Tensor:
     texts = [([*row.input_ids, *word], len(word)) for row in batch.rows for word in own.label_ids]
     of_words = token_scores(members, texts).double().split([count for _, count in texts], dim=1)
     scores = torch.stack([of_word.sum(1) for of_word in of_words], dim=1).float()
-    return scores.view(-1, len(batch.rows), len(own.label_ids)).to(batch.device).squeeze(0)
+    return scores.view(-1, len(batch.rows), len(own.label_ids)).to(batch.labels.device).squeeze(0)
 
 
 def _candidate_scores(members: Members, batch: Batch) -> Tensor:
@@ -83,4 +83,4 @@ def _candidate_scores(members: Members, batch: Batch) -> Tensor:
         for row in batch.rows
         for ids, count in zip(row.candidates, row.scored, strict=True)
     ]
-    return sum_of_candidates(in_float64(token_scores(members, texts).to(batch.device)), batch.layout)
+    return sum_of_candidates(in_float64(token_scores(members, texts).to(batch.labels.device)), batch.layout)

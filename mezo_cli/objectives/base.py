@@ -1,4 +1,7 @@
-"""The interface of an objective: from a batch to its loss, and from the rows of a split to metrics and records."""
+"""The interface of an objective: from a batch to its loss, and from the rows of a split to metrics and records.
+
+The loss of a batch is put together from its micro-batches and from the ranks that share its rows (`BatchLoss`).
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,15 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.config.schema import Config, Example
-from mezo_cli.distributed.ranks import ALONE, Ranks
+from mezo_cli.distributed.ranks import ALONE, Ranks, split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel, ModelKind
 from mezo_cli.objectives.collate import Arrays, batches_by_length, collate
 from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.prediction import Predicted, PredictedRecord
-from mezo_cli.objectives.scoring import Evaluation
+from mezo_cli.objectives.scoring import Evaluation, mean_over_rows
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import InputEncoder
+
+Report = Callable[[int], None]  # of the number of rows that are done
+Measured = tuple[Tensor, list[dict[str, Any]]]  # what an evaluation follows from, [rows, values], and records
+Records = Sequence[Mapping[str, Any]]  # one per row, plain JSON
+Evaluations = Mapping[str, Evaluation]  # by split
+Weights = Sequence[float] | None  # of the losses of rows; None: 1
 
 
 class Objective:
@@ -65,12 +74,10 @@ class Objective:
 
     def collate(self, rows: Sequence[Any]) -> Any:
         """Return rows as a batch on the model's device. By default a `Batch`, laid out by `lay_out`."""
-        tokenizer = self.loaded.tokenizer
-        names, pad_id = tokenizer.model_input_names, tokenizer.pad_token_id or 0  # where it has none any id will do
-        return collate(rows, pad_id, self.loaded.device, "token_type_ids" in names, self.lay_out)
+        return collate(rows, self.loaded, self.lay_out(rows))
 
     def lay_out(self, rows: Sequence[Any]) -> Arrays | None:
-        """Return the arrays that are read as `batch.layout`; None if it reads `batch.inputs()`, padded rows.
+        """Return the arrays that are read as `batch.layout`; None for padded rows (`collate`).
 
         They are made on the host, so that a batch is copied to the device once and nothing waits for it.
         """
@@ -136,16 +143,14 @@ class Objective:
 
     # --- evaluations ---
 
-    def measure(self, batch: Any) -> tuple[Tensor, list[dict[str, Any]]]:
+    def measure(self, batch: Any) -> Measured:
         """Return what an evaluation follows from, float32 or float64 [rows, values], and a record of each row.
 
         A record has what is worth keeping besides the values, such as generated text; it is plain JSON.
         """
         return self.row_losses(batch)[0].unsqueeze(1), [{} for _ in batch.rows]
 
-    def assess(
-        self, values: Tensor, rows: Sequence[Any], records: Sequence[Mapping[str, Any]] | None = None
-    ) -> Evaluation:
+    def assess(self, values: Tensor, rows: Sequence[Any], records: Records | None = None) -> Evaluation:
         """Return the evaluation of rows that `measure` has measured; `records` are None for those of before training.
 
         By default the values are losses, and their mean is the only metric.
@@ -153,12 +158,8 @@ class Objective:
         return Evaluation(float(values.double().mean()), {}, values, list(records or []))
 
     def measure_all(
-        self,
-        rows: Sequence[Any],
-        report: Callable[[int], None] = lambda done: None,
-        ranks: Ranks = ALONE,
-        measure: Callable[[Any], tuple[Tensor, list[dict[str, Any]]]] | None = None,
-    ) -> tuple[Tensor, list[dict[str, Any]]]:
+        self, rows: Sequence[Any], report: Report, ranks: Ranks, measure: Callable[[Any], Measured] | None = None
+    ) -> Measured:
         """Return what `measure` does of all rows, in their order: the values on the CPU, and the records.
 
         Batches of `eval_batch_size` rows are formed by length, to pad little. They go through the model in
@@ -185,17 +186,13 @@ class Objective:
         places = np.argsort([i for share in shares for i in share])
         return of_all[torch.from_numpy(places)], [records[i] for i in places] if records else []
 
-    def evaluate(
-        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
-    ) -> Evaluation:
+    def evaluate(self, rows: Sequence[Any], report: Report = lambda done: None, ranks: Ranks = ALONE) -> Evaluation:
         """Evaluate all rows. `report` is called with the number of rows done."""
         with torch.no_grad():
             values, records = self.measure_all(rows, report, ranks)
         return self.assess(values, rows, records)
 
-    def predict(
-        self, rows: Sequence[Any], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
-    ) -> Sequence[Mapping[str, Any]]:
+    def predict(self, rows: Sequence[Any], report: Report = lambda done: None, ranks: Ranks = ALONE) -> Records:
         """Return a record per row: what the model says of it. The right answers are not needed."""
         evaluation = self.evaluate(rows, report, ranks)
         if not evaluation.is_finite:
@@ -213,12 +210,7 @@ class Objective:
         return {"columns": dict(zip(self.config.task.columns, example.texts, strict=True))}
 
     def compare(
-        self,
-        before: Mapping[str, Evaluation],
-        after: Mapping[str, Evaluation],
-        rows: Mapping[str, Sequence[Any]],
-        *,
-        trained: bool,
+        self, before: Evaluations, after: Evaluations, rows: Mapping[str, Sequence[Any]], *, trained: bool
     ) -> dict[str, Any]:
         """Return what summary.json says of the best step besides its scores, of `dev` and of `test` if there is one.
 
@@ -238,6 +230,55 @@ class Objective:
             if "test" in splits:
                 summary["test_before"] = before["test"].summary()
         return summary
+
+
+class BatchLoss:
+    """A function of no arguments that returns the loss of a batch with the weights as `objective.forward` has them.
+
+    Args:
+        objective: computes losses of rows, or counts.
+        batches: the batch, or its micro-batches: one forward each.
+        ranks: those that share its rows, of which `batches` are this rank's; `ALONE` if this process has all of them.
+        rows: the number of rows of the whole batch, for ranks.
+        weights: of the losses of the whole batch's rows.
+    """
+
+    def __init__(
+        self, objective: Objective, batches: Sequence[Any], ranks: Ranks = ALONE, rows: int = 0, weights: Weights = None
+    ) -> None:
+        self._objective, self._batches, self._rows, self._ranks = objective, batches, rows, ranks
+        self._weights = weights
+        if weights is not None and objective.loss_from_counts:
+            raise UserError(
+                f"objective.loss={objective.config.objective.loss}: it is no mean over rows, so that data.weights=mean "
+                "has no rows to weight; use data.weights=none, or data.batches=shuffled"
+            )
+
+    def __call__(self) -> Tensor:
+        """Return the loss, float64 (float32 on MPS), [], or [2] inside `forward.perturbed` with both signs.
+
+        It is nan if an output of the model is not finite, and differentiable under `torch.enable_grad`.
+        """
+        if self._objective.loss_from_counts:
+            own = self._of_members(lambda: torch.stack(list(map(self._objective.counts, self._batches))).sum(dim=0))
+            counts = self._ranks.gather_parts(own.unsqueeze(0), [1] * self._ranks.size, "step").sum(dim=0)
+            losses = self._objective.from_counts(counts)
+        else:
+            losses = torch.stack([mean_over_rows(of_rows) for of_rows in self.rows()])
+        return losses if self._objective.forward.num_signs == 2 else losses[0]
+
+    def rows(self) -> Tensor:
+        """Return the losses of the rows, times their weights: [1, rows], or [2, rows] inside `forward.perturbed`."""
+        losses = self._of_members(lambda: torch.cat(list(map(self._objective.row_losses, self._batches)), dim=1))
+        losses = self._ranks.gather_parts(losses.mT, split_sizes(self._rows, self._ranks.size), "step").mT
+        return losses if self._weights is None else losses * losses.new_tensor(self._weights)
+
+    def _of_members(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what `compute` does for each weight set: one sign after the other where a batch does not fit."""
+        forward = self._objective.forward
+        if forward.num_signs == 2 and not all(map(self._objective.fits_paired_forward, self._batches)):
+            return forward.forward_per_sign(compute).flatten(0, 1)
+        return compute()
 
 
 def linear_in_float32(forward: PerturbedForward, layer: nn.Linear, rows: Tensor | None, hidden: Tensor) -> Tensor:

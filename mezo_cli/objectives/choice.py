@@ -9,7 +9,7 @@ A prompt is computed once for all of its candidates (decoder.py).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from mezo_cli.config.objectives import ChoiceConfig
 from mezo_cli.config.schema import Config
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.base import Measured, Objective, Records
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.decoder import CandidateScorer, Row, plain_log_probs
 from mezo_cli.objectives.prediction import ChosenCandidate
@@ -100,7 +100,7 @@ class Choice(Objective):
         outputs = []
         for row in rows:
             numbers, texts = range(len(row.candidates)), _texts_of(row)
-            scores = [plain_log_probs(loaded.model, loaded.device, texts, number) for number in numbers]
+            scores = [plain_log_probs(loaded, texts, number) for number in numbers]
             means = torch.stack([of_tokens.mean() for of_tokens in scores])
             outputs.append(torch.stack([means[row.label], means.mean()]))
         return torch.stack(outputs)
@@ -123,7 +123,7 @@ class Choice(Objective):
 
     # --- evaluations ---
 
-    def measure(self, batch: Batch) -> tuple[Tensor, list[dict[str, Any]]]:
+    def measure(self, batch: Batch) -> Measured:
         """Return `VALUES` of each row, and a record: prompt, candidates, their scores, the prediction.
 
         The record's probabilities are the softmax of the scores.
@@ -153,9 +153,7 @@ class Choice(Objective):
             record |= {"right": right, "accuracy": float(record["prediction"] in right)}
         return record
 
-    def assess(
-        self, values: Tensor, rows: Sequence[ChoiceRow], records: Sequence[Mapping[str, Any]] | None = None
-    ) -> Evaluation:
+    def assess(self, values: Tensor, rows: Sequence[ChoiceRow], records: Records | None = None) -> Evaluation:
         """Return the evaluation that `VALUES` of rows are: the accuracy, and the loss."""
         losses, right, lm_losses, tokens = values.double().numpy().T
         of_loss = {
@@ -165,14 +163,8 @@ class Choice(Objective):
         }[self._own.loss]
         accuracy = float(right.mean())
         loss = float(of_loss(np.arange(len(right))[None])[0]) if bool(values.isfinite().all()) else math.nan
-        return Evaluation(
-            loss=loss,
-            metrics={"accuracy": accuracy},
-            values=values,
-            records=list(records or []),
-            samples={"accuracy": right == 1.0, "loss": of_loss},
-            text=f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}",
-        )
+        samples, text = {"accuracy": right == 1.0, "loss": of_loss}, f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}"
+        return Evaluation(loss, {"accuracy": accuracy}, values, list(records or []), samples=samples, text=text)
 
 
 def _texts_of(row: ChoiceRow) -> Row:

@@ -14,8 +14,8 @@ from mezo_cli.config.registry import METRICS
 from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
-from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.collate import Batch, collate
+from mezo_cli.objectives.base import Evaluations, Measured, Objective, Records
+from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.prediction import Prediction
 from mezo_cli.objectives.scoring import Evaluation, Metric, count_predictions, find_loss, remove_bias
 from mezo_cli.perturb.forward import PerturbedForward
@@ -23,7 +23,7 @@ from mezo_cli.tasks import ClassificationEncoder
 
 
 class Classification(Objective):
-    """Scores labels. A subclass defines `logits` and `reference_logits`.
+    """Scores labels. A subclass defines `logits` and `plain_outputs`.
 
     Its evaluations have the accuracy, and the metric that the run is judged by if that is another one.
 
@@ -49,14 +49,6 @@ class Classification(Objective):
         """
         raise NotImplementedError
 
-    @staticmethod
-    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Any]) -> Tensor:
-        """Return the same scores by the model's own forward, as plainly as possible: [rows, labels].
-
-        It is called before the model is patched. At every start the scores of two rows are checked against it.
-        """
-        raise NotImplementedError
-
     def vocabulary_logits(self, batch: Batch) -> Tensor | None:
         """Return the score of every word of the vocabulary at the scored position, float32 [rows, words].
 
@@ -74,13 +66,6 @@ class Classification(Objective):
     def outputs(self, batch: Batch) -> Tensor:
         """Return the label scores."""
         return self.logits(batch)
-
-    @classmethod
-    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
-        """Return the label scores by the model's own forward, of padded rows."""
-        has_types = "token_type_ids" in loaded.tokenizer.model_input_names
-        batch = collate(rows, loaded.tokenizer.pad_token_id or 0, loaded.device, has_types)
-        return cls.reference_logits(loaded.model, batch, encoder.label_ids)
 
     # --- losses ---
 
@@ -105,17 +90,21 @@ class Classification(Objective):
 
     # --- evaluations ---
 
-    def measure(self, batch: Batch) -> tuple[Tensor, list[dict[str, Any]]]:
+    def measure(self, batch: Batch) -> Measured:
         """Return the label scores; what is predicted follows from them."""
         return self.logits(batch), []
 
-    def assess(
-        self, values: Tensor, rows: Sequence[TokenizedExample], records: Sequence[Mapping[str, Any]] | None = None
-    ) -> Evaluation:
-        """Return the evaluation that label scores, [rows, labels], are."""
+    def assess(self, values: Tensor, rows: Sequence[TokenizedExample], records: Records | None = None) -> Evaluation:
+        """Return the evaluation that label scores, [rows, labels], are.
+
+        A record has the label that is `predicted`, and the `probabilities`: the scores' softmax over the labels, in
+        float64.
+        """
         metric, names = self.config.chosen_metric, self.config.task.labels
         labels, predicted = torch.tensor([row.label for row in rows]), values.argmax(dim=-1)
         right, counts = (predicted == labels).numpy(), Counter(predicted.tolist())
+        shares = zip(predicted.tolist(), values.double().softmax(dim=-1).tolist(), strict=True)
+        said = [{"predicted": names[i], "probabilities": dict(zip(names, row, strict=True))} for i, row in shares]
         # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction.
         is_finite = bool(values.isfinite().all())
         loss = float(self._loss(values, labels)) if is_finite else math.nan
@@ -128,15 +117,9 @@ class Classification(Objective):
         by_label = {name: counts.get(i, 0) for i, name in enumerate(names)}
         fractions = ", ".join(f"{name} {100 * n / len(rows):.0f}%" for name, n in by_label.items())
         others = "".join(f"  {name} {value:.3f}" for name, value in metrics.items() if name != "accuracy")
-        return Evaluation(
-            loss=loss,
-            metrics=metrics,
-            values=values,
-            records=label_predictions(values, names) if is_finite and records is not None else [],
-            details={"predicted": by_label},
-            samples=samples,
-            text=f"accuracy {100 * metrics['accuracy']:5.1f}%  loss {loss:.4f}{others}  predicted {fractions}",
-        )
+        text = f"accuracy {100 * metrics['accuracy']:5.1f}%  loss {loss:.4f}{others}  predicted {fractions}"
+        kept = said if is_finite and records is not None else []
+        return Evaluation(loss, metrics, values, kept, {"predicted": by_label}, samples, text)
 
     def describe(self) -> dict[str, Any]:
         """Return what scores a label, and the label words."""
@@ -147,12 +130,7 @@ class Classification(Objective):
         return {**super().describe_row(example), "label": self.config.task.labels[example.label]}
 
     def compare(
-        self,
-        before: Mapping[str, Evaluation],
-        after: Mapping[str, Evaluation],
-        rows: Mapping[str, Sequence[Any]],
-        *,
-        trained: bool,
+        self, before: Evaluations, after: Evaluations, rows: Mapping[str, Sequence[Any]], *, trained: bool
     ) -> dict[str, Any]:
         """Add `baselines`: what the untrained scores give when the bias between the labels is removed.
 
@@ -174,14 +152,3 @@ class Classification(Objective):
                 if trained:
                     baselines[name][split]["difference"] = after[split].summary(moved)
         return summary | {"baselines": baselines}
-
-
-def label_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Return `{"predicted": label, "probabilities": {label: float}}` for each row of label scores [rows, labels].
-
-    Probabilities are the softmax of the scores over the labels, in float64.
-    """
-    return [
-        {"predicted": labels[index], "probabilities": dict(zip(labels, row, strict=True))}
-        for index, row in zip(logits.argmax(dim=-1).tolist(), logits.double().softmax(dim=-1).tolist(), strict=True)
-    ]

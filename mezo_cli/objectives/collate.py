@@ -1,18 +1,19 @@
 """Collate tokenized rows into one batch: lay them out on the host, and copy all of it to the device at once."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mezo_cli.models import LoadedModel
+
 ALIGNMENT = 16  # bytes, of each array in a copy
 
 Arrays = dict[str, np.ndarray]  # int64 or bool
 Rows = Sequence[Any]  # with `input_ids`, `position` and `label`, as `TokenizedExample` has them
-LayOut = Callable[[Rows], Arrays | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,61 +22,41 @@ class Batch:
 
     Attributes:
         rows: the rows, on the host.
-        layout: what `collate`'s lay_out made of the rows.
-        positions: the token of each row whose hidden state is scored, int64 [rows].
+        layout: what `Objective.lay_out` made of the rows; of padded rows the keyword arguments of the model's forward.
         labels: int64 [rows].
-        is_padded: whether `layout` is the padded batch.
+        positions: the token of each row whose hidden state is scored, int64 [rows]; empty where that is no single one.
     """
 
     rows: Rows
-    pad_id: int
-    has_token_type_ids: bool
-    device: torch.device
     layout: dict[str, Tensor]
-    positions: Tensor
     labels: Tensor
-    is_padded: bool
-
-    def inputs(self) -> dict[str, Tensor]:
-        """Return the keyword arguments of the model's forward: the rows, padded on the right to the longest of them.
-
-        Returns:
-            input_ids, attention_mask and, where the model takes them, token_type_ids: int64 [rows, length].
-        """
-        if self.is_padded:
-            return self.layout
-        return to_device(pad(self.rows, self.pad_id, self.has_token_type_ids), self.device)
+    positions: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def collate(
-    rows: Rows, pad_id: int, device: torch.device, token_type_ids: bool, lay_out: LayOut | None = None
-) -> Batch:
-    """Lay rows out, padded if `lay_out` is None or returns None, and copy them to `device` at once; nothing waits."""
-    arrays = None if lay_out is None else lay_out(rows)
-    is_padded = arrays is None
-    arrays = pad(rows, pad_id, token_type_ids) if arrays is None else arrays
-    own = {"positions": np.array([row.position for row in rows]), "labels": np.array([row.label for row in rows])}
-    layout = to_device({**arrays, **{f"batch_{name}": value for name, value in own.items()}}, device)
-    positions, labels = layout.pop("batch_positions"), layout.pop("batch_labels")
-    return Batch(rows, pad_id, token_type_ids, device, layout, positions, labels, is_padded)
+def collate(rows: Rows, loaded: LoadedModel, arrays: Arrays | None = None) -> Batch:
+    """Copy what rows were laid out as to the model's device at once, and nothing waits for it.
 
-
-def pad(rows: Rows, pad_id: int, token_type_ids: bool) -> Arrays:
-    """Pad rows on the right to the longest of them: the arrays of `Batch.inputs`."""
-    lengths = np.array([len(row.input_ids) for row in rows])
-    is_token = np.arange(lengths.max()) < lengths[:, None]
-    ids, types = np.full(is_token.shape, pad_id), np.zeros(is_token.shape, dtype=np.int64)
-    ids[is_token] = np.concatenate([row.input_ids for row in rows])
-    arrays = {"input_ids": ids, "attention_mask": is_token.astype(np.int64)}
-    if token_type_ids:
-        types[is_token] = np.concatenate([row.token_type_ids for row in rows])
-        arrays["token_type_ids"] = types
-    return arrays
+    By default rows are padded on the right to the longest of them: input_ids, attention_mask and, where the model takes
+    them, token_type_ids, int64 [rows, length].
+    """
+    if arrays is None:
+        lengths = np.array([len(row.input_ids) for row in rows])
+        is_token = np.arange(lengths.max()) < lengths[:, None]
+        ids, types = np.zeros((2, *is_token.shape), dtype=np.int64)
+        ids += loaded.tokenizer.pad_token_id or 0  # where it has none any id will do: no other token attends to padding
+        ids[is_token] = np.concatenate([row.input_ids for row in rows])
+        arrays = {"input_ids": ids, "attention_mask": is_token.astype(np.int64)}
+        if "token_type_ids" in loaded.tokenizer.model_input_names:
+            types[is_token] = np.concatenate([row.token_type_ids for row in rows])
+            arrays["token_type_ids"] = types
+    own = {"labels of rows": [row.label for row in rows], "positions of rows": [row.position for row in rows]}
+    layout = to_device(arrays | {name: np.array(values) for name, values in own.items()}, loaded.device)
+    return Batch(rows, layout, *(layout.pop(name) for name in own))
 
 
 def batches_by_length(rows: Rows, size: int) -> list[list[int]]:
     """Return the numbers of the rows of each batch of `size` rows, formed by length, to pad little."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
+    order = np.argsort([len(row.input_ids) for row in rows], kind="stable").tolist()
     return [order[start : start + size] for start in range(0, len(rows), size)]
 
 

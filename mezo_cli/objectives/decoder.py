@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mezo_cli.errors import UserError
+from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.families import packs_decoder
 from mezo_cli.objectives.frozen_layers import FrozenLayers
-from mezo_cli.objectives.packing import PackedLayout, pack_rows, use_packed_attention
+from mezo_cli.objectives.packing import ATTENTION, PackedLayout, pack_rows, packs_decoder
 from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.perturb.forward import PerturbedForward
 
@@ -76,7 +76,7 @@ class CandidateScorer:
         self.is_packed, self.frozen = packs_decoder(model), None
         if self.is_packed:
             self.frozen = FrozenLayers(model, forward, self._inputs_of, self._tokens_of, reads=False)
-            use_packed_attention(model)
+            model.config._attn_implementation = ATTENTION
         forward.unpatch(head)
         head.register_forward_pre_hook(self._select_positions)
         head.forward = self._score  # type: ignore[method-assign,assignment]
@@ -206,12 +206,12 @@ def sum_of_candidates(log_probs: Tensor, layout: Mapping[str, Tensor]) -> Tensor
     return torch.where(is_token, log_probs[:, slots], 0.0).sum(-1)
 
 
-def plain_log_probs(model: Any, device: torch.device, row: Row, number: int, normalizes_first: bool = True) -> Tensor:
+def plain_log_probs(loaded: LoadedModel, row: Row, number: int, normalizes_first: bool = True) -> Tensor:
     """Return the log-probabilities of a candidate's scored tokens by the model's own forward, with it alone."""
     prompt, candidates, scored = row
-    ids = torch.tensor([*prompt, *candidates[number]]).to(device)
+    ids = torch.tensor([*prompt, *candidates[number]]).to(loaded.device)
     own = ids[-scored[number] :]
-    logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()[-len(own) - 1 : -1]
+    logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()[-len(own) - 1 : -1]
     first = 0 if normalizes_first else 1
     return torch.cat([logits[:first], logits[first:].log_softmax(-1)]).gather(1, own.unsqueeze(1)).squeeze(1)
 
@@ -238,9 +238,8 @@ def pack(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
     """Lay prompts and their continuations end to end.
 
     Returns:
-        The arrays that `packed_inputs` reads: input_ids and position_ids, [tokens]; rows and positions, the place of
-        each token in the padded batch, [tokens]; and branch, the number of each token's continuation, or PROMPT, [rows,
-        length].
+        The arrays that `packed_inputs` reads: those of `pack_rows`; position_ids, [tokens]; and branch, the number of
+        each token's continuation, or PROMPT, [rows, length].
     """
     texts = [[*prompt, *chain.from_iterable(continuations)] for prompt, continuations in rows]
     packed = pack_rows(texts)
@@ -256,8 +255,7 @@ def pack(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
     def place(row: int, number: int, token: int) -> int:
         return firsts[row][0] - 1 if token < 0 else firsts[row][number] + token
 
-    arrays = {"input_ids": np.concatenate(texts), "position_ids": position_ids, "branch": branch}
-    return arrays | {name: packed[name] for name in ("rows", "positions")}, place
+    return packed | {"position_ids": position_ids, "branch": branch}, place
 
 
 def packed_inputs(layout: Mapping[str, Tensor], has_continuations: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The objectives of encoders: `mlm` fills in the mask of a prompt with a label word, `cls` has a head on the text.
 
-Batches are packed for the families whose position ids and last layer are known (families.py). The head reads one
+Batches are packed for the families whose position ids and last layer are known (packing.py). The head reads one
 position per row, the mask or the first token. So in the last layer all tokens get keys and values, and only these
 positions get queries and what follows.
 """
@@ -18,10 +18,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import MASKED_LM, SEQUENCE_CLASSIFIER, LoadedModel
 from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.classification import Classification
-from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.families import find_encoder_family
+from mezo_cli.objectives.collate import Arrays, Batch, collate
 from mezo_cli.objectives.frozen_layers import FrozenLayers
-from mezo_cli.objectives.packing import PackedLayout, attend, pack_rows, use_packed_attention
+from mezo_cli.objectives.packing import ATTENTION, PackedLayout, attend, find_encoder_family, pack_rows
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClsEncoder, MlmEncoder
 
@@ -36,8 +35,8 @@ class _Encoder(Classification):
         self.supports_paired_forward = family is not None
         if family is not None:
             self.frozen = FrozenLayers(model, forward, self._inputs_of, lambda row: len(row.input_ids), reads=True)
-            self._first_position = family.first_position(model.config)
-            use_packed_attention(model)
+            self._first_position = model.config.pad_token_id + 1 if family.positions_follow_padding else 0
+            model.config._attn_implementation = ATTENTION
             last = family.last_attention.format(last=model.config.num_hidden_layers - 1)
             attention: Any = getattr(model, model.base_model_prefix).get_submodule(last)
             attention.self.forward = partial(self._attend, attention.self, attention.self.forward)
@@ -47,18 +46,15 @@ class _Encoder(Classification):
         """Pack rows, where the family is supported. The head reads the position of each that is scored, or its first.
 
         Returns:
-            The arrays that `logits` finds in `batch.layout`: input_ids, position_ids, token_type_ids, rows and
-            positions, [tokens]; is_token, bool [rows, length]; and scored_positions, [rows], in the packed row.
+            Besides what `pack_rows` does: position_ids and token_type_ids, [tokens]; is_token, bool [rows, length]; and
+            scored_positions, [rows], in the packed row.
         """
         if self.frozen is None:
             return None
         packed = pack_rows([row.input_ids for row in rows])
-        return {
-            "input_ids": np.concatenate([row.input_ids for row in rows]),
+        return packed | {
             "position_ids": packed["positions"] + self._first_position,
             "token_type_ids": np.concatenate([row.token_type_ids for row in rows]),
-            "rows": packed["rows"],
-            "positions": packed["positions"],
             "is_token": np.arange(packed["lengths"].max()) < packed["lengths"][:, None],
             "scored_positions": packed["starts"] + [max(row.position, 0) for row in rows],
         }
@@ -70,7 +66,7 @@ class _Encoder(Classification):
                 logits = self.frozen.logits(batch)
             else:
                 self._read = batch.positions
-                logits = self.model(**batch.inputs()).logits
+                logits = self.model(**batch.layout).logits
         finally:
             self._read = None
         signs = self.forward.num_signs if self.frozen is not None else 1
@@ -88,7 +84,7 @@ class _Encoder(Classification):
             "attention_mask": mask,  # four-dimensional, so transformers makes no mask from it
             "packed_layout": PackedLayout(layout["rows"], layout["positions"], None if even else mask, shape),
         }
-        if batch.has_token_type_ids:
+        if "token_type_ids" in self.loaded.tokenizer.model_input_names:
             inputs["token_type_ids"] = layout["token_type_ids"].unsqueeze(0)
         self._read = layout["scored_positions"]
         return inputs
@@ -156,12 +152,13 @@ class Mlm(_Encoder):
                 if child is not body:
                     child.register_forward_pre_hook(self._select_positions)
 
-    @staticmethod
-    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
-        """Return the logits by the model's own forward: of all positions and the whole vocabulary, then select."""
-        scores = model(**batch.inputs()).logits
-        at_mask = scores[torch.arange(len(batch.positions), device=scores.device), batch.positions]
-        return at_mask.index_select(1, torch.tensor(list(label_ids)).to(scores.device))
+    @classmethod
+    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
+        """Return the logits of the whole vocabulary at all positions, and select."""
+        batch = collate(rows, loaded)
+        scores = loaded.model(**batch.layout).logits
+        at_mask = scores[torch.arange(len(rows), device=scores.device), batch.positions]
+        return at_mask.index_select(1, torch.tensor(list(encoder.label_ids)).to(scores.device))
 
     def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
         """Return the decoder, and its rows of the label words, in label order."""
@@ -207,10 +204,10 @@ class Cls(_Encoder):
             forward.unpatch(self._label_layer)
             self._label_layer.forward = self._score_labels  # type: ignore[method-assign,assignment]
 
-    @staticmethod
-    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[int]) -> Tensor:
-        """Return the logits of the padded batch."""
-        return model(**batch.inputs()).logits
+    @classmethod
+    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
+        """Return the logits of padded rows."""
+        return loaded.model(**collate(rows, loaded).layout).logits
 
     def output_layer(self) -> tuple[nn.Linear, Tensor | None]:
         """Return the last linear layer over the labels, of which all rows score labels."""

@@ -20,6 +20,7 @@ from mezo_cli.objectives.collate import Batch, batches_by_length
 from mezo_cli.perturb.forward import PerturbedForward
 
 Rows = Sequence[Any]
+InputsOf = Callable[[Batch], dict[str, Any]]
 
 
 class _Computed(Exception):  # noqa: N818 (it ends a forward whose remaining layers are not needed)
@@ -41,12 +42,7 @@ class FrozenLayers:
     """
 
     def __init__(
-        self,
-        model: Any,
-        forward: PerturbedForward,
-        inputs_of: Callable[[Batch], dict[str, Any]],
-        tokens_of: Callable[[Any], int],
-        reads: bool,
+        self, model: Any, forward: PerturbedForward, inputs_of: InputsOf, tokens_of: Callable[[Any], int], reads: bool
     ) -> None:
         self.count, self._model, self._forward = 0, model, forward
         self._inputs_of, self._tokens_of, self._reads = inputs_of, tokens_of, reads
@@ -84,22 +80,27 @@ class FrozenLayers:
         self._rest = self._layers[max(self.count - 1, 0) :]
         self._reads_alone = self._reads and self.count == len(self._layers)
 
-    def keep(self, rows: Rows, group_size: int, collate: Callable[[Rows], Batch]) -> None:
+    def keep(self, rows: Rows, group_size: int, collate: Callable[[Rows], Batch], most: int) -> int:
         """Keep the states of rows, which are recognized by identity, from when they are first computed.
 
         Args:
             rows: the rows.
             group_size: rows that are computed together.
             collate: makes a batch of rows.
+            most: the memory that the states may take, in bytes.
+
+        Returns:
+            The memory that they will take; 0 if that is more than `most`, and they are not kept.
         """
-        self._collate, self._dtype = collate, self._forward.compute_dtype
+        dtype = self._forward.compute_dtype
+        size = sum(self._sizes(rows)) * self._model.config.hidden_size * dtype.itemsize
+        if size > most:
+            return 0
+        self._collate, self._dtype = collate, dtype
         for numbers in batches_by_length(rows, group_size):
             group = [rows[i] for i in numbers]
             self._groups.update((id(row), group) for row in group)
-
-    def bytes_of(self, rows: Rows) -> int:
-        """Return the memory that the states of rows take, in bytes."""
-        return sum(self._sizes(rows)) * self._model.config.hidden_size * self._forward.compute_dtype.itemsize
+        return size
 
     def _sizes(self, rows: Rows) -> list[int]:
         """Return how many states each row has: of all of its tokens, or of the one that the head reads."""
@@ -133,23 +134,22 @@ class FrozenLayers:
             return self._model(**doubled).logits
 
     def _states_of(self, batch: Batch) -> Tensor:
-        """Return what the frozen layers compute for a batch."""
+        """Return what the frozen layers compute for a batch, put together from its rows' states if all are kept."""
         states, dtype = self._of_batch.get(batch), self._forward.compute_dtype
-        if states is None or states.dtype != dtype:
-            kept = dtype == self._dtype and all(id(row) in self._groups for row in batch.rows)
-            states = self._gather(batch.rows) if kept else self._compute(batch)
-            self._of_batch[batch] = states
+        if states is not None and states.dtype == dtype:
+            return states
+        if dtype == self._dtype and all(id(row) in self._groups for row in batch.rows):
+            for row in batch.rows:
+                if id(row) not in self._states:
+                    group = self._groups[id(row)]
+                    parts = self._compute(self._collate(group)).flatten(0, 1).split(self._sizes(group))
+                    self._states.update(zip(map(id, group), parts, strict=True))
+            of_rows = torch.cat([self._states[id(row)] for row in batch.rows])
+            states = of_rows.unsqueeze(1 if self._reads_alone else 0)
+        else:
+            states = self._compute(batch)
+        self._of_batch[batch] = states
         return states
-
-    def _gather(self, rows: Rows) -> Tensor:
-        """Put the states of a batch together from those of its rows."""
-        for row in rows:
-            if id(row) not in self._states:
-                group = self._groups[id(row)]
-                parts = self._compute(self._collate(group)).flatten(0, 1).split(self._sizes(group))
-                self._states.update(zip(map(id, group), parts, strict=True))
-        states = torch.cat([self._states[id(row)] for row in rows])
-        return states.unsqueeze(1 if self._reads_alone else 0)
 
     def _compute(self, batch: Batch) -> Tensor:
         """Run the frozen layers: [1, tokens, width], or [rows, 1, width] where only read positions are left."""

@@ -15,7 +15,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,8 @@ from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.models.decoding import Completion, Decoder, Sampling
-from mezo_cli.objectives.base import Objective
+from mezo_cli.objectives.base import Measured, Objective, Records, Report
+from mezo_cli.objectives.collate import Batch, to_device
 from mezo_cli.objectives.prediction import CompletedPrompt
 from mezo_cli.objectives.scoring import Evaluation, mean_of
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
@@ -50,20 +51,7 @@ ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows fo
 MEMBER_TOKENS = 8192
 MEMBER_ELEMENTS = 1 << 25
 
-
-@dataclass(frozen=True, eq=False)
-class PromptBatch:
-    """Rows for one forward or one generation.
-
-    Attributes:
-        rows: the rows.
-        inputs: the model's keyword arguments for prompts and answers, padded on the left: [rows, length].
-        answers: the tokens to predict at the last positions, int64 [rows, longest answer]; IGNORED elsewhere.
-    """
-
-    rows: Sequence[PromptRow]
-    inputs: Mapping[str, Tensor]
-    answers: Tensor
+Members = Sequence[Perturbation | None]  # whose weights complete prompts; None: those that are active
 
 
 class Generation(Objective):
@@ -72,6 +60,7 @@ class Generation(Objective):
     Attributes:
         decoder: completes prompts.
         engine: the `EngineAnswers` that complete prompts and score answers instead of the model; None: the model.
+        generates: whether evaluations complete prompts: there is something to score completions by.
     """
 
     model_kind = CAUSAL_LM
@@ -94,35 +83,35 @@ class Generation(Objective):
         metric, parts = config.task.metric, [] if self._reward is None else self._reward.parts
         # The reward is named `reward` in the metrics, also where it is this metric alone or has it.
         self._metric = None if metric is None or metric in [part.name for part in parts] else parse(metric)
+        self.generates = self._reward is not None or self._metric is not None
         self._open: dict[str, Reward] = {}  # rewards by what they are, once their workers run
-        weakref.finalize(self, _close, self._open)
+        self._workers = ExitStack()
+        weakref.finalize(self, self._workers.close)
         self._step, self._members = 0, list[dict[str, Any]]()  # figures of members, for `step_scalars`
-        self._ahead: dict[tuple[PromptBatch, Perturbation | None], list[list[Completion]]] = {}  # of later members
-        self._ahead_of: Sequence[Perturbation | None] = ()  # the points that they were made for
+        self._ahead: dict[tuple[Batch, Perturbation | None], list[list[Completion]]] = {}  # of later members
+        self._ahead_of: Members = ()  # the points that they were made for
         self._columns: list[str] = []  # the names of an evaluation's values
         encoder.leave_room(self._own.completion_tokens(config))
 
-    @property
-    def generates(self) -> bool:
-        """Whether evaluations complete prompts: there is something to score completions by."""
-        return self._reward is not None or self._metric is not None
-
     # --- batches ---
 
-    def collate(self, rows: Sequence[PromptRow]) -> PromptBatch:
-        """Return rows as a batch on the model's device."""
+    def collate(self, rows: Sequence[PromptRow]) -> Batch:
+        """Return rows as a batch on the model's device.
+
+        Its layout are the model's keyword arguments for prompts and answers, padded on the left, [rows, length]. Its
+        labels are the tokens to predict at the last positions, int64 [rows, longest answer]; IGNORED elsewhere.
+        """
         texts = [row.text for row in rows]
         width, longest = max(map(len, texts)), max(len(row.answer_ids) for row in rows)
         pad = self.loaded.tokenizer.pad_token_id or 0
-        ids = torch.tensor([[pad] * (width - len(text)) + text for text in texts])
-        mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
-        padded = [[IGNORED] * (longest - len(row.answer_ids)) + [*row.answer_ids] for row in rows]
-        answers = torch.tensor(padded, dtype=torch.int64)
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-        if not self.decoder.takes_positions:
-            del inputs["position_ids"]
-        device = self.loaded.device
-        return PromptBatch(rows, {name: value.to(device) for name, value in inputs.items()}, answers.to(device))
+        ids = np.array([[pad] * (width - len(text)) + text for text in texts])
+        mask = np.array([[0] * (width - len(text)) + [1] * len(text) for text in texts])
+        answers = np.array([[IGNORED] * (longest - len(row.answer_ids)) + [*row.answer_ids] for row in rows])
+        arrays = {"input_ids": ids, "attention_mask": mask, "answers": answers}
+        if self.decoder.takes_positions:
+            arrays["position_ids"] = np.maximum(mask.cumsum(axis=1) - 1, 0)
+        layout = to_device(arrays, self.loaded.device)
+        return Batch(rows, layout, labels=layout.pop("answers"))
 
     @classmethod
     def check_rows(cls, encoder: Any) -> list[PromptRow]:
@@ -136,7 +125,7 @@ class Generation(Objective):
         """Let completions be those of step number `step`."""
         self._step, self._members = step, []
 
-    def row_losses(self, batch: PromptBatch) -> Tensor:
+    def row_losses(self, batch: Batch) -> Tensor:
         """Return minus the reward of each row, float64 [1, rows]."""
         assert self._reward is not None
         completions = self._complete_active(batch)
@@ -144,15 +133,14 @@ class Generation(Objective):
         self._members.append(
             {  # of one member on the rows of one micro-batch, as plain JSON: ranks exchange it
                 "rows": [row.index for row in batch.rows],
-                "values": {name: of_rows.tolist() for name, of_rows in values.items()},
-                "figures": {name: of_rows.tolist() for name, of_rows in _figures(completions).items()},
+                "values": {name: of_rows.tolist() for name, of_rows in (values | _figures(completions)).items()},
                 "errors": errors,
                 "tokens": sum(len(one.ids) for of_row in completions for one in of_row),
             }
         )
         return -torch.from_numpy(values[REWARD]).unsqueeze(0)
 
-    def _complete_active(self, batch: PromptBatch) -> list[list[Completion]]:
+    def _complete_active(self, batch: Batch) -> list[list[Completion]]:
         """Return what the active member says. Members that complete rows in one batch do so when the first is asked."""
         forward, samples = self.forward, self._own.samples
         if self._ahead_of is not forward.upcoming:
@@ -164,11 +152,8 @@ class Generation(Objective):
             if self.engine is None and active in members and forward.supports_members:
                 longest = max(len(row.input_ids) for row in batch.rows) + self._own.max_new_tokens
                 tokens = len(batch.rows) * samples * longest
-                first, most = (
-                    members.index(active),
-                    min(MEMBER_TOKENS // tokens, MEMBER_ELEMENTS // forward.params.count),
-                )
-                members = members[first : first + max(1, most)]
+                most = min(MEMBER_TOKENS // tokens, MEMBER_ELEMENTS // forward.params.count)
+                members = members[members.index(active) :][: max(1, most)]
             else:
                 members = [active]
             completed = self.complete(batch.rows, self._own.temperature, samples, self._step, members)
@@ -176,12 +161,7 @@ class Generation(Objective):
         return self._ahead.pop((batch, active))
 
     def complete(
-        self,
-        rows: Sequence[PromptRow],
-        temperature: float,
-        samples: int,
-        step: int = 0,
-        members: Sequence[Perturbation | None] = (None,),
+        self, rows: Sequence[PromptRow], temperature: float, samples: int, step: int = 0, members: Members = (None,)
     ) -> list[list[list[Completion]]]:
         """Return the completions of each row by each member: [members][rows][samples]. A single one is active."""
         limit, keep_stop = self._own.max_new_tokens, self.encoder.keep_stop
@@ -200,15 +180,15 @@ class Generation(Objective):
     def _rewards(
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: Sequence[Sequence[Completion]], step: int
     ) -> tuple[dict[str, np.ndarray], int]:
-        """Return the rewards of rows by name, float64 [rows], `reward` first, and of how many completions they failed.
+        """Return the rewards of rows, float64 [rows], and of how many completions they failed.
 
-        The samples of a row are put together.
+        They are `reward`, and `reward_PART` of each part. The samples of a row are put together.
         """
         keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
         texts = [completion.text for of_row in completions for completion in of_row]
         scored = self._opened(spec).score(texts, *self._arguments(keys, step))
         reduce = np.max if self._own.reduce == "max" else np.mean
-        values = {REWARD: scored.values, **scored.parts}
+        values = {REWARD: scored.values, **{f"{REWARD}_{name}": part for name, part in scored.parts.items()}}
         return {name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors
 
     def _arguments(self, keys: Sequence[tuple[PromptRow, int]], step: int) -> tuple[list[Any], ...]:
@@ -220,7 +200,8 @@ class Generation(Objective):
     def _opened(self, spec: RewardSpec) -> Reward:
         name, own = spec.describe(), self._own
         if name not in self._open:
-            self._open[name] = Reward(spec, timeout=own.reward_timeout, on_error=own.reward_errors)
+            reward = Reward(spec, timeout=own.reward_timeout, on_error=own.reward_errors)
+            self._open[name] = self._workers.enter_context(reward)
         return self._open[name]
 
     def _seed_of(self, row: int, sample: int, step: int) -> int:
@@ -228,35 +209,35 @@ class Generation(Objective):
         digest = hashlib.sha256(f"{self.config.seed} {step} {row} {sample}".encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1
 
-    def counts(self, batch: PromptBatch) -> Tensor:
+    def counts(self, batch: Batch) -> Tensor:
         """Return the sum of the losses of the answers' tokens, and their number: float64 [1, 2]."""
         losses = self._answer_losses(batch)
-        return torch.stack([losses.sum(), (batch.answers != IGNORED).sum().to(losses)]).unsqueeze(0)
+        return torch.stack([losses.sum(), (batch.labels != IGNORED).sum().to(losses)]).unsqueeze(0)
 
-    def _answer_losses(self, batch: PromptBatch) -> Tensor:
+    def _answer_losses(self, batch: Batch) -> Tensor:
         """Return the sum of the losses of each answer's tokens: float64 [rows]."""
         if self.engine is not None:
             return -torch.stack([of_row.sum() for of_row in self.engine.log_probs(batch.rows)])
         logits = self._answer_logits(batch)
         # Row by row: in float64 the logits of a whole batch are large.
         loss = partial(F.cross_entropy, reduction="sum", ignore_index=IGNORED)
-        rows = zip(logits, batch.answers, strict=True)
+        rows = zip(logits, batch.labels, strict=True)
         return torch.stack([loss(of_row.double(), answer) for of_row, answer in rows])
 
-    def _answer_logits(self, batch: PromptBatch) -> Tensor:
-        """Return the logits at the positions of `batch.answers`: [rows, longest answer, words]."""
-        kept = batch.answers.shape[1] + 1
-        logits: Tensor = self.model(**batch.inputs, use_cache=False, logits_to_keep=kept).logits[:, :-1]
+    def _answer_logits(self, batch: Batch) -> Tensor:
+        """Return the logits at the positions of `batch.labels`: [rows, longest answer, words]."""
+        kept = batch.labels.shape[1] + 1
+        logits: Tensor = self.model(**batch.layout, use_cache=False, logits_to_keep=kept).logits[:, :-1]
         return logits
 
-    def answer_log_probs(self, batch: PromptBatch) -> list[Tensor]:
+    def answer_log_probs(self, batch: Batch) -> list[Tensor]:
         """Return the log-probability of every word at each token of each row's answer: float32 [tokens, words]."""
-        scored = zip(self._answer_logits(batch), batch.answers, strict=True)
+        scored = zip(self._answer_logits(batch), batch.labels, strict=True)
         return [logits[answer != IGNORED].float().log_softmax(dim=-1) for logits, answer in scored]
 
-    def outputs(self, batch: PromptBatch) -> Tensor:
+    def outputs(self, batch: Batch) -> Tensor:
         """Return the logits of the token after each row, float32 [rows, words]."""
-        return self.model(**batch.inputs, use_cache=False, logits_to_keep=1).logits[:, -1].float()
+        return self.model(**batch.layout, use_cache=False, logits_to_keep=1).logits[:, -1].float()
 
     @classmethod
     def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[PromptRow], encoder: Any) -> Tensor:
@@ -272,8 +253,6 @@ class Generation(Objective):
         Their mean, standard deviation, minimum and maximum are over the members. `agreeing_rows` is the share of rows
         on which all members have the same reward: they give no signal.
         """
-        if self.loss_from_counts:
-            return {}
         members, ranks = self._members, self.forward.ranks
         if ranks.size > 1:
             members = [member for own in ranks.exchange(json.dumps(members)) for member in json.loads(own)]
@@ -286,18 +265,16 @@ class Generation(Objective):
         count = min(map(len, by_row.values()))  # more for a row that is in the batch twice, where an epoch ends
         rewards = np.concatenate([np.reshape(values, (count, -1)).T for values in by_row.values()])  # [rows, members]
         of_members, errors = rewards.mean(axis=0), sum(member["errors"] for member in members)
-        parts, lengths = (
-            {name: float(np.concatenate([m[kind][name] for m in members]).mean()) for name in members[0][kind]}
-            for kind in ("values", "figures")
-        )
+        table = {name: np.concatenate([member["values"][name] for member in members]) for name in members[0]["values"]}
+        means = {name: float(of_rows.mean()) for name, of_rows in table.items()}
         return {
             REWARD: float(of_members.mean()),
             "reward_std": float(of_members.std()),
             "reward_min": float(of_members.min()),
             "reward_max": float(of_members.max()),
-            **{_part_name(name): mean for name, mean in parts.items() if name != REWARD},
+            **{name: mean for name, mean in means.items() if name not in (REWARD, *FIGURES)},
             "agreeing_rows": float((rewards == rewards[:, :1]).all(axis=1).mean()),
-            **lengths,
+            **{name: means[name] for name in FIGURES},
             "completions": count_forwards(self._step + 1)["forwards"] * len(rewards) * self._own.samples,
             "tokens": float(sum(member["tokens"] for member in members)),
             **({"reward_errors": errors} if errors else {}),
@@ -323,7 +300,7 @@ class Generation(Objective):
             log.warning("warning: the reward gave other numbers when it was called again: a resumed run may differ")
         return {"reward": {**self._reward.record(), "repeatable": repeatable}}
 
-    def measure(self, batch: PromptBatch) -> tuple[Tensor, list[dict[str, Any]]]:
+    def measure(self, batch: Batch) -> Measured:
         """Return the figures of each row: rewards and metrics, those of its completions, the loss of its answer.
 
         A record has the prompt, the completion (all of them, if there are several), the reward and its parts.
@@ -332,12 +309,10 @@ class Generation(Objective):
         columns: dict[str, np.ndarray] = {}
         records: list[dict[str, Any]] = [{} for _ in batch.rows]
         if self.generates:
-            (completions,) = self.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples)
+            completions, records = self._said(batch.rows, every=self._own.eval_samples > 1)
             columns = self._scores(batch.rows, completions)
-            records = [
-                {**said, "golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
-                for i, (row, said) in enumerate(zip(batch.rows, self._said(batch.rows, completions), strict=True))
-            ]
+            for i, (row, record) in enumerate(zip(batch.rows, records, strict=True)):
+                record |= {"golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
             columns |= _figures(completions)
         if self.loss_from_counts:
             sums, tokens = self._answer_losses(batch).cpu().numpy(), [len(row.answer_ids) for row in batch.rows]
@@ -349,29 +324,24 @@ class Generation(Objective):
         """Return the reward, its parts as `reward_PART`, and the task's metric, a single reward, by its own name."""
         columns, metric = dict[str, np.ndarray](), self.config.task.metric
         if self._reward is not None:
-            values, _ = self._rewards(self._reward, rows, completions, 0)
-            columns = {_part_name(name): of_rows for name, of_rows in values.items()}
+            columns, _ = self._rewards(self._reward, rows, completions, 0)
             if metric is not None and self._metric is None:  # the reward is this metric, or has it as a part
-                columns[metric] = columns.pop(_part_name(metric), values[REWARD])
+                columns[metric] = columns.pop(f"{REWARD}_{metric}", columns[REWARD])
         if metric is not None and self._metric is not None:
             columns[metric] = self._rewards(self._metric, rows, completions, 0)[0][REWARD]
         return columns
 
-    def _said(self, rows: Sequence[PromptRow], completions: list[list[Completion]]) -> list[dict[str, Any]]:
-        """Return the prompt and the completion of each row, and with several samples all of its completions."""
-        several = self._own.eval_samples > 1
-        return [
-            {
-                "prompt": self.encoder.decode(row),
-                "completion": of_row[0].text,
-                **({"completions": [one.text for one in of_row]} if several else {}),
-            }
-            for row, of_row in zip(rows, completions, strict=True)
-        ]
+    def _said(self, rows: Sequence[PromptRow], every: bool) -> tuple[list[list[Completion]], list[dict[str, Any]]]:
+        """Return completions for an evaluation, and a record of each row: its prompt, and the first one or `every`."""
+        (completions,) = self.complete(rows, self._own.eval_temperature, self._own.eval_samples)
+        records: list[dict[str, Any]] = []
+        for row, of_row in zip(rows, completions, strict=True):
+            records.append({"prompt": self.encoder.decode(row), "completion": of_row[0].text})
+            if every:
+                records[-1]["completions"] = [one.text for one in of_row]
+        return completions, records
 
-    def assess(
-        self, values: Tensor, rows: Sequence[PromptRow], records: Sequence[Mapping[str, Any]] | None = None
-    ) -> Evaluation:
+    def assess(self, values: Tensor, rows: Sequence[PromptRow], records: Records | None = None) -> Evaluation:
         """Return the evaluation that the figures of rows are: the mean of each, and the loss."""
         columns = dict(zip(self._columns, values.double().numpy().T, strict=True))
         names = [name for name in columns if name not in (*FIGURES, *ANSWER)]
@@ -388,22 +358,13 @@ class Generation(Objective):
         text = "  ".join(f"{name} {value:.4f}{UNITS.get(name, '')}" for name, value in shown.items())
         return Evaluation(loss, metrics, values, list(records or []), details, samples, text=text)
 
-    def predict(
-        self, rows: Sequence[PromptRow], report: Callable[[int], None] = lambda done: None, ranks: Ranks = ALONE
-    ) -> list[dict[str, Any]]:
+    def predict(self, rows: Sequence[PromptRow], report: Report = lambda done: None, ranks: Ranks = ALONE) -> Records:
         """Return the prompt and the completions of each row; no reward is needed."""
 
-        def measure(batch: PromptBatch) -> tuple[Tensor, list[dict[str, Any]]]:
-            (completions,) = self.complete(batch.rows, self._own.eval_temperature, self._own.eval_samples)
-            said = self._said(batch.rows, completions)
-            return torch.zeros(len(said), 0), [{"completions": [one["completion"]], **one} for one in said]
+        def measure(batch: Batch) -> Measured:
+            return torch.zeros(len(batch.rows), 0), self._said(batch.rows, every=True)[1]
 
         return self.measure_all(rows, report, ranks, measure)[1]
-
-
-def _part_name(name: str) -> str:
-    """Return the name of a part of a reward in lines and records: no other figure has it."""
-    return name if name == REWARD else f"{REWARD}_{name}"
 
 
 def _figures(completions: Sequence[Sequence[Completion]]) -> dict[str, np.ndarray]:
@@ -412,9 +373,3 @@ def _figures(completions: Sequence[Sequence[Completion]]) -> dict[str, np.ndarra
         "truncated": np.array([np.mean([one.truncated for one in of_row]) for of_row in completions]),
         "length": np.array([np.mean([len(one.ids) for one in of_row]) for of_row in completions]),
     }
-
-
-def _close(rewards: dict[str, Reward]) -> None:
-    """End the processes of the rewards."""
-    while rewards:
-        rewards.popitem()[1].close()

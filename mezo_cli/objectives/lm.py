@@ -43,14 +43,14 @@ class Lm(Classification):
         )
         self.supports_paired_forward, self.frozen = self._scorer.is_packed, self._scorer.frozen
 
-    @staticmethod
-    def reference_logits(model: Any, batch: Batch, label_ids: Sequence[Sequence[int]]) -> Tensor:
+    @classmethod
+    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
         """Return the scores by the model's own forward: each row with each word alone, over the whole vocabulary."""
-        lengths, scores = list(map(len, label_ids)), list[Tensor]()
-        for row in batch.rows:
-            texts = row.input_ids, label_ids, lengths
-            scores += [plain_log_probs(model, batch.device, texts, n, False).sum() for n in range(len(label_ids))]
-        return torch.stack(scores).view(len(batch.rows), len(label_ids))
+        words, scores = encoder.label_ids, list[Tensor]()
+        for row in rows:
+            texts = row.input_ids, words, list(map(len, words))
+            scores += [plain_log_probs(loaded, texts, n, False).sum() for n in range(len(words))]
+        return torch.stack(scores).view(len(rows), len(words))
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
         """Lay out prompts and label words for one forward."""

@@ -21,23 +21,63 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from mezo_cli.config.registry import DECODER_FAMILIES, ENCODER_FAMILIES
 from mezo_cli.objectives.collate import Arrays
 
-ATTENTION = "mezo_packed"  # the name in transformers' registry
+ATTENTION = "mezo_packed"  # the name in transformers' registry of what computes packed and padded batches
+
+
+# --- the model families whose batches are packed: what packing needs to know of each, by transformers' `model_type` ---
+
+
+@dataclass(frozen=True)
+class EncoderFamily:
+    """A family of encoders. Its attention goes through transformers' registry of attention functions.
+
+    Attributes:
+        last_attention: path of the last layer's attention in the body, {last} for the layer's number. It has the
+            modules `self` (with query, key and value) and `output`, as BERT's has.
+        positions_follow_padding: whether position ids start after the padding token's id, as RoBERTa's do, not at 0.
+    """
+
+    last_attention: str = "encoder.layer.{last}.attention"
+    positions_follow_padding: bool = False
+
+
+class DecoderFamily:
+    """A family of decoders: its attention goes through transformers' registry, which is all that packing needs."""
+
+
+ROBERTA, BERT = EncoderFamily(positions_follow_padding=True), EncoderFamily()
+
+
+def find_encoder_family(model: Any) -> EncoderFamily | None:
+    """Return the family by which batches for an encoder are packed; None for one that gets padded batches."""
+    name = model.config.model_type
+    return ENCODER_FAMILIES.load(name) if name in ENCODER_FAMILIES.targets else None
+
+
+def packs_decoder(model: Any) -> bool:
+    """Return whether batches for a decoder are packed: not where it attends within a sliding window."""
+    return model.config.model_type in DECODER_FAMILIES.targets and getattr(model.config, "sliding_window", None) is None
+
+
+# --- layouts and attention ---
 
 
 def pack_rows(rows: Sequence[Sequence[int]]) -> Arrays:
     """Lay sequences end to end.
 
     Returns:
-        `rows` and `positions`: the row of each token, and its position in that row, [tokens]; `starts` and `lengths`
-        of the rows, [rows].
+        `input_ids`; `rows` and `positions`: the row of each token, and its position in that row, [tokens]; `starts` and
+        `lengths` of the rows, [rows].
     """
     lengths = np.array([len(row) for row in rows])
     starts = lengths.cumsum() - lengths
     of_row = np.repeat(np.arange(len(rows)), lengths)
     positions = np.arange(len(of_row)) - starts[of_row]
-    return {"rows": of_row, "positions": positions, "starts": starts, "lengths": lengths}
+    ids = np.concatenate(rows)
+    return {"input_ids": ids, "rows": of_row, "positions": positions, "starts": starts, "lengths": lengths}
 
 
 @dataclass(frozen=True)
@@ -70,13 +110,6 @@ class PackedLayout:
         """Drop the padding: [signs * rows, heads, length, width] -> [signs, tokens, heads, width]."""
         tokens = padded.transpose(1, 2).unflatten(0, (signs, self.shape[0]))
         return tokens.flatten(1, 2) if self.mask is None else tokens[:, self.rows, self.positions]
-
-
-def use_packed_attention(model: Any) -> None:
-    """Make the model attend by `packed_attention`, which computes padded batches too."""
-    AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # without it a padded batch would get no mask
-    model.config._attn_implementation = ATTENTION
 
 
 def packed_attention(
@@ -125,3 +158,7 @@ def attend(
         v = torch.cat((value[:, :, :prefix_length].repeat_interleave(rows, 0), v), dim=2)
         mask = None if mask is None else F.pad(mask, (prefix_length, 0), value=True)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling)
+
+
+AttentionInterface.register(ATTENTION, packed_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # without it a padded batch would get no mask

@@ -73,18 +73,17 @@ class Loss:
 
 
 def find_loss(name: str) -> Loss:
-    """Return the loss that `objective.loss` names."""
+    """Return the loss that `objective.loss` names. A plain function of another package is checked."""
     loss = LOSSES.load(name)
-    return loss if isinstance(loss, Loss) else Loss(partial(_checked, name, loss))
 
+    def checked(scores: "Tensor", labels: "Tensor") -> "Tensor":
+        losses: Tensor = loss(scores, labels)
+        if losses.shape != labels.shape:
+            found = f"it returned {list(losses.shape)} for {len(labels)} rows"
+            raise UserError(f"objective.loss={name}: {found}, not one number per row")
+        return losses
 
-def _checked(name: str, loss: "Callable[[Tensor, Tensor], Tensor]", scores: "Tensor", labels: "Tensor") -> "Tensor":
-    """Return what a plain function of another package does, which must be one number per row."""
-    losses = loss(scores, labels)
-    if losses.shape != labels.shape:
-        shape = list(losses.shape)
-        raise UserError(f"objective.loss={name}: it returned {shape} for {len(labels)} rows, not one number per row")
-    return losses
+    return loss if isinstance(loss, Loss) else Loss(checked)
 
 
 def mean_over_rows(losses: "Tensor") -> "Tensor":
@@ -141,17 +140,18 @@ class Metric:
 
     def samples(self, scores: np.ndarray, labels: np.ndarray) -> Score:
         """Return the function that gives the metric of samples of the rows."""
-        return partial(self._of_samples, scores, labels)
-
-    def _of_samples(self, scores: np.ndarray, labels: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-        if self.of_scores is not None:
-            return np.array([self.of_scores(scores[rows], labels[rows]) for rows in drawn])
-        assert self.of_counts is not None
         count = scores.shape[1]
         cells = labels * count + scores.argmax(axis=-1)
-        offsets = count**2 * np.arange(len(drawn))[:, None]
-        counts = np.bincount((cells[drawn] + offsets).ravel(), minlength=len(drawn) * count**2)
-        return self.of_counts(counts.reshape(-1, count, count).astype(float))
+
+        def of_samples(drawn: np.ndarray) -> np.ndarray:
+            if self.of_scores is not None:
+                return np.array([self.of_scores(scores[rows], labels[rows]) for rows in drawn])
+            assert self.of_counts is not None
+            offsets = count**2 * np.arange(len(drawn))[:, None]
+            counts = np.bincount((cells[drawn] + offsets).ravel(), minlength=len(drawn) * count**2)
+            return self.of_counts(counts.reshape(-1, count, count).astype(float))
+
+        return of_samples
 
 
 def _accuracy(counts: Counts) -> np.ndarray:
@@ -174,19 +174,13 @@ def _matthews(counts: Counts) -> np.ndarray:
     return np.asarray(np.where(spread > 0, agreement / np.sqrt(np.maximum(spread, 1)), 0.0))
 
 
-def _less_accuracy(counts: Counts) -> np.ndarray:
-    """Return 1 - accuracy: piecewise constant, without a gradient (paper, section 3.3)."""
-    return 1.0 - _accuracy(counts)
-
-
-def _less_f1(counts: Counts) -> np.ndarray:
-    """Return 1 - F1."""
-    return 1.0 - _f1(counts)
+def _one_less(metric: Callable[[Counts], np.ndarray], counts: Counts) -> np.ndarray:
+    """Return 1 - a metric of counts: piecewise constant, without a gradient (paper, section 3.3)."""
+    return 1.0 - metric(counts)
 
 
 cross_entropy = Loss(_cross_entropy)
-accuracy_loss = Loss(of_counts=_less_accuracy, differentiable=False)
-f1_loss = Loss(of_counts=_less_f1, differentiable=False)
+accuracy_loss, f1_loss = (Loss(of_counts=partial(_one_less, of), differentiable=False) for of in (_accuracy, _f1))
 accuracy, f1 = Metric(_accuracy), Metric(_f1)
 matthews = Metric(_matthews, hub_name="matthews_correlation")
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ class RewardBatch:
     errors: int  # rows that count 0 because their reward failed
 
 
-class Reward:
+class Reward(AbstractContextManager["Reward"]):
     """A reward that is open: its worker runs. It is closed at the end of a `with` block, which kills its worker.
 
     `timeout` and `on_error` are `objective.reward_timeout`, which a callable has not, and `objective.reward_errors`.
@@ -49,9 +50,6 @@ class Reward:
                 self._worker.start()
         except RewardError as error:
             raise UserError(f"{KEY}={spec.describe()}: {error}") from error
-
-    def __enter__(self) -> "Reward":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -76,14 +74,10 @@ class Reward:
     def score(
         self, completions: Sequence[str], rows: Rows, golds: Golds, seeds: Sequence[int], locations: Sequence[str]
     ) -> RewardBatch:
-        """Return the rewards of completions.
+        """Return the rewards of completions, [n], from every column of the row of each and its gold answers.
 
-        Args:
-            completions: n texts.
-            rows: every column of the row of each.
-            golds: the gold answers of each.
-            seeds: of (seed, step, row, sample).
-            locations: the row's file and line, or its split and number: the same for all samples of a row.
+        A seed is that of (seed, step, row, sample). A location, the row's file and line or its split and number, is the
+        same for all samples of a row.
         """
         seeds = [int(seed) for seed in seeds]
         right = self._score((completions, rows, golds, seeds), locations)
@@ -133,8 +127,7 @@ class Reward:
             self._worker.start()
         except RewardError as error:
             raise RunFailed(f"{KEY}={self.spec.describe()}: {error}") from error
-        scores: list[list[Scores]] = self._worker.score(*batch)
-        return scores
+        return self._worker.score(*batch)
 
     def _sum(self, by_part: Sequence[Scores]) -> Scores:
         """Return the scores of a row: those of a reward that stands by itself, or the weighted sum of a mixture.

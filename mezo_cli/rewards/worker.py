@@ -50,12 +50,10 @@ class RewardError(Exception):
 
 
 def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) -> Function:
-    """Import what a reward stands for; RewardError: it cannot be imported, has changed, or takes other arguments.
+    """Import what a reward stands for, `FILE.py:function` or `package.module:attribute`, or raise RewardError.
 
-    Args:
-        target: `FILE.py:function` or `package.module:attribute`.
-        settings: what makes an instance of the attribute, a class; None: it is the function itself.
-        sha256: what the file has to have; None: any.
+    The settings make an instance of the attribute, a class; None: it is the function itself. The file has to have this
+    sha256; None: any.
     """
     place, _, attribute = target.rpartition(":")
     try:
@@ -153,12 +151,7 @@ def _run_file(file: Path) -> ModuleType:
 
 
 class Worker:
-    """The process in which rewards are called. `close` has to end it.
-
-    Args:
-        parts: the arguments of `load` for each reward.
-        timeout: seconds for a call.
-    """
+    """The process in which rewards are called, of the arguments of `load` for each. `close` has to end it."""
 
     def __init__(self, parts: list[Any], timeout: float) -> None:
         self._parts, self._timeout = parts, timeout
@@ -186,9 +179,10 @@ class Worker:
             self.close()
             raise
 
-    def score(self, *batch: Any) -> Any:
+    def score(self, *batch: Any) -> list[list[Scores]]:
         """Return what `score` returns for a batch. After a RewardError the process may have to be started again."""
-        return self._call("score", batch, self._timeout, "objective.reward_timeout")
+        scores: list[list[Scores]] = self._call("score", batch, self._timeout, "objective.reward_timeout")
+        return scores
 
     def _call(self, method: str, arguments: Any, limit: float, limit_name: str) -> Any:
         process, answer = self._process, None

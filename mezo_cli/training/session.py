@@ -11,8 +11,7 @@ from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.parameter_names import count_parameters
-from mezo_cli.objectives.base import Objective
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss, Objective
 from mezo_cli.objectives.prediction import Predicted
 from mezo_cli.optim import Optimizer, StepResult
 from mezo_cli.optim.first_order import dropout
@@ -101,14 +100,11 @@ class Session:
         Returns:
             The memory that the states will take, in bytes.
         """
-        frozen, used = self.objective.frozen, 0
+        frozen, used, config = self.objective.frozen, 0, self.config
         if frozen is None or not frozen.count:
             return used
         for rows in splits:
-            needed = frozen.bytes_of(rows)
-            if used + needed <= self.config.model.cache_bytes:
-                frozen.keep(rows, self.config.eval_batch_size, self.objective.collate)
-                used += needed
+            used += frozen.keep(rows, config.eval_batch_size, self.objective.collate, config.model.cache_bytes - used)
         return used
 
     def trainable(self) -> dict[str, Any]:

@@ -45,14 +45,13 @@ from step_works import (
     floor_of,
     make_works,
     new_model,
+    padded,
     plain_forwards,
-    rows_of,
     steps_per_call,
 )
 
 from mezo_cli import system
 from mezo_cli.console import format_duration
-from mezo_cli.objectives.collate import collate
 
 Report = Callable[[str], None]
 ROUNDS_FOR_INTERVAL = 5
@@ -142,7 +141,7 @@ def summary(taken: list[dict[str, float]]) -> list[dict[str, Any]]:
 def measure(shape: str, spec: str, args: argparse.Namespace, until: float) -> dict[str, Any]:
     """Time the works of one shape and batch; return what the record says about it."""
     device = torch.device(args.device)
-    batch = collate(rows_of(spec), 1, device, False)
+    batch = padded(spec, device)
     name = f"{shape} {spec}"
     print(f"{name}: building models", file=sys.stderr, flush=True)
     works = make_works(shape, batch, selected(args.only))
@@ -182,10 +181,10 @@ def peak_of(shape: str, spec: str, what: str, device: torch.device) -> int:
     """
     kind, name, *noise = what.removesuffix(" lora").split()
     dtype = COMPUTE[name]
-    small = collate(rows_of("2x8"), 1, device, False)
+    small = padded("2x8", device)
     Ours(new_model("tiny", device), small, noise[0] if noise else "gaussian", dtype).step()
     before = memory("VmRSS")
-    batch = collate(rows_of(spec), 1, device, False)
+    batch = padded(spec, device)
     model = new_model(shape, device, what.endswith("lora"))
     work = (
         partial(plain_forwards, model, batch, dtype, 1) if kind == "floor" else Ours(model, batch, noise[0], dtype).step

@@ -38,6 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 LABELS = [6587, 372]  # " terrible", " great"
 MASK_ID = 50264
+TOKENIZER = SimpleNamespace(model_input_names=[], pad_token_id=1)  # what a batch is padded by
 REPLAYED_STEPS = 16
 NOISES = ("gaussian", "rademacher")
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -67,6 +68,11 @@ def rows_of(spec: str) -> list[TokenizedExample]:
     return rows
 
 
+def padded(spec: str, device: torch.device) -> Batch:
+    """Return the rows of `rows_of`, padded."""
+    return collate(rows_of(spec), LoadedModel(None, TOKENIZER, MASKED_LM, device, torch.float32))
+
+
 class Reference:
     """The step of the paper's code, written from its description."""
 
@@ -82,9 +88,7 @@ class Reference:
 
     def loss(self) -> float:
         """Run the body, then the head over the vocabulary at the mask."""
-        hidden = self.model.roberta(
-            input_ids=self.batch.inputs()["input_ids"], attention_mask=self.batch.inputs()["attention_mask"]
-        ).last_hidden_state
+        hidden = self.model.roberta(**self.batch.layout).last_hidden_state
         at_mask = hidden[torch.arange(len(hidden), device=hidden.device), self.batch.positions]
         return float(F.cross_entropy(self.model.lm_head(at_mask)[:, LABELS], self.batch.labels))
 
@@ -119,12 +123,10 @@ class Ours:
         self.count = 0
         self.forward = PerturbedForward(model, Params(model, make_noise(noise)))
         self.forward.compute_dtype = dtype
-        loaded = LoadedModel(model, None, MASKED_LM, model.device, dtype)
+        loaded = LoadedModel(model, TOKENIZER, MASKED_LM, model.device, dtype)
         config, encoder = Config(objective=ObjectiveConfig(name="mlm")), SimpleNamespace(label_ids=LABELS)
         self.objective = Mlm(config, loaded, self.forward, cast("Any", encoder))
-        self.batch, one_row = (
-            collate(rows, 1, batch.device, False, self.objective.lay_out) for rows in (batch.rows, batch.rows[:1])
-        )
+        self.batch, one_row = map(self.objective.collate, (batch.rows, batch.rows[:1]))
         self.forward.select_reachable(lambda: self.objective.logits(one_row))
         self.optimizer = Mezo(make_config("mezo", lr=1e-9, noise=noise), seed=0, steps=1)
 
@@ -152,12 +154,10 @@ class Ours:
 @torch.inference_mode()
 def plain_forwards(model: Any, batch: Batch, dtype: torch.dtype, forwards: int = 2) -> None:
     """Run plain forwards: the body, and the head at the mask for the label words."""
-    kind = batch.inputs()["input_ids"].device.type
+    kind = batch.labels.device.type
     for _ in range(forwards):
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            hidden = model.roberta(
-                input_ids=batch.inputs()["input_ids"], attention_mask=batch.inputs()["attention_mask"]
-            ).last_hidden_state
+            hidden = model.roberta(**batch.layout).last_hidden_state
             at_mask = hidden[torch.arange(len(hidden), device=hidden.device), batch.positions]
             head = model.lm_head
             x = head.layer_norm(F.gelu(head.dense(at_mask)))
@@ -178,7 +178,7 @@ def make_works(shape: str, batch: Batch, names: list[str]) -> dict[str, Work]:
         batch: the batch, on the device of the models.
         names: of the works.
     """
-    device = batch.device
+    device = batch.labels.device
     made: dict[str, Any] = {}
 
     def shared(key: str, make: Callable[[], Any]) -> Any:

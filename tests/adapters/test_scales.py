@@ -8,7 +8,7 @@ import transformers
 
 from mezo_cli.config.stored import read_config
 from mezo_cli.models.quantized import quantized_layers
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run, trajectory
@@ -18,7 +18,7 @@ from tests.command_line import error_line, finished_runs, mezo, small
 from tests.config.refused import error_of
 from tests.interruption import interrupt_at
 from tests.models.test_quantized import scores
-from tests.optim.test_mezo import SENTENCES, ready
+from tests.optim.test_mezo import SENTENCES, outputs_of, ready
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 WORDS = ["peft=scales", "model.quantize=int8"]
@@ -85,7 +85,7 @@ def test_the_export_has_the_scales_in_its_weights(run: Path, tmp_path: Path) -> 
     plain = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     with torch.no_grad():
         batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
-        theirs = ours.objective.reference_logits(plain, batch, ours.encoder.label_ids)
+        theirs = outputs_of(plain, ours, batch)
         torch.testing.assert_close(scores(ours), theirs, rtol=1e-4, atol=1e-5)
 
 

@@ -464,7 +464,7 @@ def test_an_unsupported_family_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_family_with_wrong_scores_is_refused(roberta: Path, monkeypatch: Any) -> None:
-    wrong = "mezo_cli.objectives.families:BERT"  # position ids that are two too small
+    wrong = "mezo_cli.objectives.packing:BERT"  # position ids that are two too small
     monkeypatch.setitem(ENCODER_FAMILIES.targets, "roberta", wrong)
     with pytest.raises(
         UserError, match=r"RobertaForMaskedLM is a model family that is not supported: its scores are wrong"
@@ -475,8 +475,8 @@ def test_a_family_with_wrong_scores_is_refused(roberta: Path, monkeypatch: Any) 
 def test_a_padded_batch_keeps_its_mask_when_packing_is_on(roberta: Path) -> None:
     ours, stock = ready(roberta), AutoModelForMaskedLM.from_pretrained(roberta).eval()
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
-    assert not batch.inputs()["attention_mask"].bool().all()
-    packing.use_packed_attention(stock)
+    assert len({len(row.input_ids) for row in batch.rows}) > 1
+    stock.config._attn_implementation = packing.ATTENTION
     with torch.no_grad():
         torch.testing.assert_close(
             full_logits(stock, batch, ours.encoder.label_ids), ours.objective.logits(batch), rtol=1e-4, atol=1e-6

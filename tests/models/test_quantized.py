@@ -16,7 +16,7 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import quantized
 from mezo_cli.models.quantized import QuantizedLinear, quantized_layers
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
@@ -25,7 +25,7 @@ from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
 from tests.config.refused import error_of
 from tests.interruption import interrupt_at
-from tests.optim.test_mezo import SENTENCES, ready
+from tests.optim.test_mezo import SENTENCES, outputs_of, ready
 
 HAS_LIBRARY = importlib.util.find_spec("bitsandbytes") is not None
 NF4 = pytest.param("nf4", marks=pytest.mark.skipif(not HAS_LIBRARY, reason="needs bitsandbytes (extra quantized)"))
@@ -169,7 +169,7 @@ def test_plain_peft_loads_the_export_on_the_same_base(how: str, runs: Path, tmp_
     plain = peft.PeftModel.from_pretrained(stock, tmp_path / "out").eval()
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     with torch.no_grad():
-        theirs = ours.objective.reference_logits(plain, batch, ours.encoder.label_ids)
+        theirs = outputs_of(plain, ours, batch)
         torch.testing.assert_close(scores(ours), theirs, rtol=1e-4, atol=1e-5)
 
 

@@ -8,10 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.noise import Direction
@@ -20,7 +18,8 @@ from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo
-from tests.interruption import interrupt_at
+from tests.interruption import interrupt_and_resume, last_weights
+from tests.objectives.plain_decoder import PlainDecoder
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -59,20 +58,10 @@ def batch_of(session: Session) -> Any:
     return session.objective.collate(session.encoder.encode_all(EXAMPLES))
 
 
-def by_hand(folder: Path, model: Any = None) -> list[list[Tensor]]:
+def by_hand(folder: Path) -> list[list[Tensor]]:
     """Return the log-probability of each token of each candidate by plain transformers, one candidate at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval() if model is None else model
-    said = []
-    for row in ROWS:
-        prompt = f"{row['text']} and"
-        said.append([])
-        for name in row["names"]:
-            ids = torch.tensor(tokenizer(f"{prompt} {name} was it")["input_ids"])
-            length = len(ids) - len(tokenizer(prompt)["input_ids"])
-            log_probs = model(input_ids=ids[None]).logits[0].log_softmax(-1)
-            said[-1].append(torch.stack([log_probs[t - 1, ids[t]] for t in range(len(ids) - length, len(ids))]))
-    return said
+    plain = PlainDecoder(folder)
+    return [[plain.log_probs(f"{row['text']} and", f" {name} was it") for name in row["names"]] for row in ROWS]
 
 
 TRAINED = [2, 1, 0, 0]  # the first right candidate of each row
@@ -93,10 +82,9 @@ def test_scores_are_the_log_probabilities_by_hand(kind: str, tmp_path: Path) -> 
                 assert bool((of_row[len(values) :] == -torch.inf).all())
 
 
-def test_losses_and_their_gradients(tmp_path: Path) -> None:
-    folder = tiny.decoder(tmp_path / "llama", "llama")
-    stock = AutoModelForCausalLM.from_pretrained(folder).eval()
-    full = by_hand(folder, stock)
+@torch.no_grad()
+def test_losses(tmp_path: Path) -> None:
+    full = by_hand(tiny.decoder(tmp_path / "llama", "llama"))
     means = [torch.stack([log_probs.mean() for log_probs in of_row]) for of_row in full]
     expected = {
         "cross_entropy": torch.stack(
@@ -109,16 +97,8 @@ def test_losses_and_their_gradients(tmp_path: Path) -> None:
     }
     for loss, value in expected.items():
         ours = ready(tmp_path, "llama", f"objective.loss={loss}")
-        rows = ours.encoder.encode_all(EXAMPLES)
-        assert float(ours.loss_of(rows)().detach()) == pytest.approx(float(value.detach()), rel=1e-6, abs=1e-7)
-        if loss == "accuracy":
-            continue
-        stock.zero_grad()
-        value.backward(retain_graph=True)
-        with torch.enable_grad():
-            ours.loss_of(rows)().backward()
-        for name, p in stock.named_parameters():
-            torch.testing.assert_close(ours.params.tensors[name].grad, p.grad, rtol=1e-3, atol=1e-6, msg=name)
+        found = float(ours.loss_of(ours.encoder.encode_all(EXAMPLES))())
+        assert found == pytest.approx(float(value), rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("peft", ["none", "prefix", "lora", "head"])
@@ -191,21 +171,10 @@ def run_words(data: Path, *more: str) -> list[str]:
     return words(tiny.decoder(data.parent / "opt", "opt"), "data=files", f"data.dir={data}", *NAMES, *sizes, *more)
 
 
-def weights(folder: Path) -> bytes:
-    return next(folder.glob("*model.safetensors")).read_bytes()
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_resumed_replayed_evaluated_and_exported(name: str, data: Path, tmp_path: Path) -> None:
-    run, whole, last = tmp_path / "run", tmp_path / "whole", Path("checkpoints") / "last"
-    given = run_words(data, *RUNS[name])
-    assert mezo("train", *given, f"hydra.run.dir={whole}").code == 0
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation(name.split(",")[0]), "step", 4)
-        assert mezo("train", *given, f"hydra.run.dir={run}").code == 130
-    assert mezo("resume", run).code == 0
-    assert weights(run / last) == weights(whole / last)
+    run, whole = interrupt_and_resume(run_words(data, *RUNS[name]), tmp_path, name.split(",")[0])
     assert (run / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     test = Run(run).read_summary()["test"]
     document = json.loads(mezo("eval", run, "--json").out)
@@ -226,7 +195,7 @@ def test_resumed_replayed_evaluated_and_exported(name: str, data: Path, tmp_path
     assert "| candidates | `' {candidate} was it'` |" in (tmp_path / "exported" / "README.md").read_text()
     if name != "adamw":
         assert mezo("replay", run, "--step", "4", "--out", tmp_path / "replayed").code == 0
-        assert weights(tmp_path / "replayed") == weights(whole / last)
+        assert last_weights(tmp_path / "replayed") == last_weights(whole)
         assert mezo("export", run, "--trajectory", "--out", tmp_path / "trajectory").code == 0
         rebuilt = ["predict", tmp_path / "trajectory", "--base", tmp_path / "opt", "--json"]
         again = json.loads(mezo(*rebuilt, "--file", data / "test.jsonl").out)["rows"]
@@ -247,12 +216,9 @@ def test_ranks_that_share_rows(loss: str, data: Path, tmp_path: Path) -> None:
 def test_mistakes(tmp_path: Path, data: Path) -> None:
     opt = tmp_path / "opt"
     given = {
-        "task 'mr' has no prompt with candidates": words(opt, "task=mr", "data=demo"),
         "objective.loss=f1": words(opt, "task=sst2", "data=demo", "objective.loss=f1"),
         "3 for 2 labels": words(opt, "task=sst2", "data=demo", "task.choice.candidates=[a,b,c]"),
         "task.choice.right is not set": words(opt, "task=sst2", "data=demo", "task.choice.each=names"),
-        "accuracy: it has no gradient": run_words(data, "objective.loss=accuracy", "optimizer=adamw"),
-        "only objective=generate": words(opt, "task=sst2", "data=demo", "data.keep=a.jsonl"),
     }
     for line, arguments in given.items():
         assert line in error_line(mezo("train", *arguments)), line

@@ -3,10 +3,8 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
@@ -33,6 +31,8 @@ CASES = {  # -> how many layers are below the first trained tensor
     ("gpt2", "lm", "peft=head"): 3,
     ("opt", "lm", "peft=bias peft.layers=1"): 2,
 }
+
+LORA = ("roberta", "mlm", "peft=lora peft.layers=2")
 
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -62,7 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.fixture(scope="module")
 def lora(folders: Folders) -> tuple[Session, list[Any]]:
     """A LoRA of the top two layers, which keeps no states: for tests that do not change it."""
-    return session_of(folders, ("roberta", "mlm", "peft=lora peft.layers=2"), "model.cache_bytes=0")
+    return session_of(folders, LORA, "model.cache_bytes=0")
 
 
 def session_of(folders: Folders, case: tuple[str, str, str], *words: str) -> tuple[Session, list[Any]]:
@@ -153,23 +153,16 @@ def test_kept_rows_are_computed_once_and_in_the_same_bits_whatever_came_before(
     assert torch.equal(losses_of(resumed, same_rows), first)
 
 
-def test_a_split_that_does_not_fit_is_not_kept(lora: tuple[Session, list[Any]]) -> None:
-    session, rows = lora
-    assert session.objective.frozen is not None
-    size, config = session.objective.frozen.bytes_of(rows), session.config
-
-    def bounded(most: int) -> Session:
-        return replace(session, config=config.replace(model=config.model.replace(cache_bytes=most)))
-
-    with mock.patch.object(session.objective.frozen, "keep") as keep:
-        assert bounded(size - 1).keep_states(rows) == 0
-        assert not keep.called
-        assert bounded(size + 1).keep_states(rows, rows) == size
-        assert keep.call_count == 1
+@pytest.mark.parametrize(("less", "forwards"), [(1, 4), (0, 2)])
+def test_a_split_that_does_not_fit_is_not_kept(less: int, forwards: int, folders: Folders) -> None:
+    whole, rows = session_of(folders, LORA)
+    size = whole.keep_states(rows)
+    session, rows = session_of(folders, LORA, f"model.cache_bytes={size - less}")
+    assert session.keep_states(rows, rows) == (0 if less else size)
     with counted(session) as tokens:
         losses_of(session, rows, steps=2)
         losses_of(session, rows, steps=2)
-    assert len(tokens) == 4
+    assert len(tokens) == forwards
 
 
 def test_micro_batches_share_the_frozen_layers_between_signs(

@@ -7,14 +7,13 @@ from unittest import mock
 
 import pytest
 
-from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import generation
 from mezo_cli.perturb import forward
 from mezo_cli.perturb.member_weights import MemberRows
 from mezo_cli.runs import Run
 from tests.command_line import mezo
-from tests.interruption import interrupt_at
+from tests.interruption import interrupt_and_resume, last_weights
 from tests.ranks import run_ranks
 
 DEMO = ["task=demo-arithmetic", "data=demo", "model=demo-decoder", "objective=generate", "objective.max_new_tokens=6"]
@@ -45,25 +44,14 @@ def figures(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in left_out} for line in Run(run).metrics()]
 
 
-def weights(folder: Path) -> bytes:
-    return next(folder.glob("*model.safetensors")).read_bytes()
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_resumed_replayed_and_evaluated_it_is_bitwise_identical(name: str, tmp_path: Path) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    assert mezo("train", *words(name), f"hydra.run.dir={whole}").code == 0
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation("es" if "es" in name.split(",") else "mezo"), "step", 4)
-        assert mezo("train", *words(name), f"hydra.run.dir={run}").code == 130
-    assert mezo("resume", run).code == 0
-    last = Path("checkpoints") / "last"
-    assert weights(run / last) == weights(whole / last)
+    run, whole = interrupt_and_resume(words(name), tmp_path, "es" if "es" in name.split(",") else "mezo")
     assert figures(run) == figures(whole)
     assert (run / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     assert mezo("replay", run, "--step", "4", "--out", tmp_path / "replayed").code == 0
-    assert weights(tmp_path / "replayed") == weights(whole / last)
+    assert last_weights(tmp_path / "replayed") == last_weights(whole)
     summary = Run(run).read_summary()
     document = json.loads(mezo("eval", run, "--json").out)
     assert {key: document[key] for key in ("loss", "reward")} == {
@@ -122,8 +110,7 @@ def test_ranks_share_the_members(peft: str, tmp_path: Path) -> None:
     assert [rank.code for rank in ended] == [0, 0], ended
     single, both = (figures(tmp_path / name) for name in ("single", "ranks"))
     assert both == single
-    last = Path("checkpoints") / "last"
-    assert weights(tmp_path / "ranks" / last) == weights(tmp_path / "single" / last)
+    assert last_weights(tmp_path / "ranks") == last_weights(tmp_path / "single")
 
 
 def test_the_reward_length_is_not_the_length_of_completions(tmp_path: Path) -> None:

@@ -8,29 +8,15 @@ import torch
 
 from mezo_cli.config.registry import ENCODER_FAMILIES
 from mezo_cli.config.schema import Example
-from mezo_cli.objectives.batch_loss import BatchLoss
-from mezo_cli.objectives.families import find_encoder_family
+from mezo_cli.objectives.base import BatchLoss
+from mezo_cli.objectives.packing import find_encoder_family
 from mezo_cli.perturb.noise import Direction
 from tests.models.test_loading import SERVED, SHAPE, family
-from tests.optim.test_mezo import SENTENCES, ready, stock_of
+from tests.optim.test_mezo import SENTENCES, outputs_of, ready, stock_of
 
 EVEN = [Example(("same length here",), 0), Example(("same length here",), 1)]
-ROWS = {"uneven": SENTENCES, "one": SENTENCES[:1], "even": EVEN}
 OBJECTIVES = ["mlm", "cls"]
 BUILT = {"roberta": ("Roberta", SHAPE), "camembert": ("Camembert", SHAPE), **SERVED}  # a tokenizer without segments
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize(
-    ("kind", "rows"), [("roberta", "uneven"), ("bert", "one"), ("roberta", "even"), ("bert", "uneven")]
-)
-def test_packed_equals_padded(objective: str, kind: str, rows: str, request: Any) -> None:
-    folder = request.getfixturevalue(kind)
-    ours = ready(folder, f"objective={objective}")
-    batch = ours.objective.collate(ours.encoder.encode_all(ROWS[rows]))
-    with torch.no_grad():
-        expected = ours.objective.reference_logits(stock_of(ours, folder), batch, ours.encoder.label_ids)
-        torch.testing.assert_close(ours.objective.logits(batch), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "objective"), zip(ENCODER_FAMILIES.names, OBJECTIVES * 2, strict=True))
@@ -43,13 +29,18 @@ def test_every_packed_family_gives_its_scores_at_theta_and_in_a_paired_forward(
     ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     assert ours.objective.fits_paired_forward(batch)
     stock, z = stock_of(ours, folder), Direction(3, 11)
+    for rows in (SENTENCES[:1], EVEN):
+        with torch.no_grad():
+            other = ours.objective.collate(ours.encoder.encode_all(rows))
+            expected = outputs_of(stock, ours, other)
+            torch.testing.assert_close(ours.objective.logits(other), expected, rtol=1e-4, atol=1e-5)
     noise = {n: ours.params.noise.z(z, n, p.shape, "cpu").view(p.shape) for n, p in ours.params.tensors.items()}
     want = []
     with torch.no_grad():
         for way in (0.0, 0.05, -0.1):  # to theta, to theta + 0.05 z, from there to theta - 0.05 z
             for p_name, p in stock.named_parameters():
                 p += way * noise.get(p_name, 0)
-            want.append(ours.objective.reference_logits(stock, batch, ours.encoder.label_ids))
+            want.append(outputs_of(stock, ours, batch))
         torch.testing.assert_close(ours.objective.logits(batch), want[0], rtol=1e-4, atol=1e-5)
         with ours.forward.perturbed(z, 0.05):
             both = ours.objective.logits(batch)
@@ -68,8 +59,9 @@ def test_only_real_tokens_are_computed(objective: str, kind: str, request: Any) 
         module.register_forward_pre_hook(lambda m, args, name=name: seen.append((name, args[0].shape[:-1].numel())))
     with torch.no_grad():
         ours.objective.logits(batch)
-    assert seen == [("first", int(batch.inputs()["attention_mask"].sum())), ("last", len(SENTENCES))]
-    assert batch.inputs()["attention_mask"].sum() < batch.inputs()["attention_mask"].numel()
+    lengths = [len(row.input_ids) for row in batch.rows]
+    assert seen == [("first", sum(lengths)), ("last", len(SENTENCES))]
+    assert len({*lengths}) > 1
 
 
 def test_a_classification_head_of_another_family_takes_padded_batches(tmp_path: Path) -> None:
@@ -79,7 +71,7 @@ def test_a_classification_head_of_another_family_takes_padded_batches(tmp_path: 
     assert find_encoder_family(ours.loaded.model) is None
     assert not ours.objective.fits_paired_forward(batch)
     with torch.no_grad():
-        want = stock_of(ours, folder)(**batch.inputs()).logits
+        want = stock_of(ours, folder)(**batch.layout).logits
         torch.testing.assert_close(ours.objective.logits(batch), want, rtol=1e-4, atol=1e-6)
         with ours.forward.perturbed(Direction(3, 11), 0.05):
             assert BatchLoss(ours.objective, [batch])().shape == (2,)

@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedLM
 
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packing
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.session import Session
 from tests.command_line import error_line, mezo, small

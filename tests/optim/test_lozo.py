@@ -9,7 +9,7 @@ import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.perturb.noise import Direction, noise_of
 from mezo_cli.runs import trajectory

@@ -1,5 +1,6 @@
 """MeZO's step equals the reference's, step by step, and the formula in float64."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForMaskedLM
 
 from mezo_cli import models
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
@@ -40,8 +42,15 @@ def ready(model: Path, *words: str) -> Session:
 
 def full_logits(model: Any, batch: Any, label_ids: list[int]) -> torch.Tensor:
     """The label words' scores by the stock forward: the whole vocabulary at every position, then pick."""
-    scores = model(input_ids=batch.inputs()["input_ids"], attention_mask=batch.inputs()["attention_mask"]).logits
+    texts, pad = [torch.tensor(row.input_ids) for row in batch.rows], model.config.pad_token_id
+    ids, mask = (pad_sequence(x, True, value) for x, value in ((texts, pad), ([t * 0 + 1 for t in texts], 0)))
+    scores = model(input_ids=ids, attention_mask=mask).logits
     return scores[torch.arange(len(batch.positions)), batch.positions][:, label_ids]
+
+
+def outputs_of(model: Any, ours: Session, batch: Any) -> torch.Tensor:
+    """The outputs for the rows of a batch by the own forward of another model."""
+    return ours.objective.plain_outputs(replace(ours.loaded, model=model), batch.rows, ours.encoder)
 
 
 def stock_of(ours: Session, folder: Path) -> Any:

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoModelForMaskedLM
 
 from mezo_cli.errors import UserError
+from mezo_cli.objectives.collate import collate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
@@ -51,7 +52,7 @@ def test_parameters_that_cannot_reach_the_loss_are_not_selected(tmp_path: Path, 
     ours = ready(bert)
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
-    unreachable = forward.select_reachable(lambda: model(**batch.inputs()).logits)
+    unreachable = forward.select_reachable(lambda: model(**collate(batch.rows, ours.loaded).layout).logits)
     assert unreachable == ["unused_head.weight", "unused_head.bias"]
     assert "cls.predictions.bias" in forward.params.tensors
 
@@ -159,7 +160,7 @@ def test_a_forward_with_both_signs_that_is_neither_paired_nor_per_sign_is_refuse
     ours = ready(roberta)
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     with ours.forward.perturbed(Z, 0.05), pytest.raises(RuntimeError, match="both signs"):
-        ours.loaded.model(**batch.inputs())
+        ours.loaded.model(**collate(batch.rows, ours.loaded).layout)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])

@@ -111,29 +111,18 @@ def test_every_built_in_reward_is_tested_here() -> None:
     assert {one.name for one in classes if issubclass(one, rewards.Conformance)} == set(REWARDS.built_in)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2+3*4", 14),
-        ("(2+3)*4", 20),
-        ("8/4/2", 1),
-        ("7-2-1", 4),
-        ("-3+5", 2),
-        ("2*-3", -6),
-        ("1/3", Fraction(1, 3)),
-        ("1/3+1/3+1/3", 1),
-        ("1/0", None),
-        ("(1", None),
-        ("1)", None),
-        ("1 2", None),
-        ("1+", None),
-        ("", None),
-        ("2//1", None),
-        ("()", None),
-    ],
-)
-def test_expressions_are_computed_exactly(text: str, expected: Fraction | None) -> None:
-    assert value_of(text) == expected
+VALUES = "2+3*4=14 (2+3)*4=20 8/4/2=1 7-2-1=4 -3+5=2 2*-3=-6 1/3=1/3 1/3+1/3+1/3=1 007+1=8"
+
+
+@pytest.mark.parametrize("case", VALUES.split())
+def test_expressions_are_computed_exactly(case: str) -> None:
+    text, expected = case.split("=")
+    assert value_of(text) == Fraction(expected)
+
+
+@pytest.mark.parametrize("text", ["1/0", "(1", "1)", "1 2", "1+", "", "2//1", "()"])
+def test_what_is_no_expression_has_no_value(text: str) -> None:
+    assert value_of(text) is None
 
 
 def test_a_deeply_nested_expression_is_no_answer_or_a_number() -> None:

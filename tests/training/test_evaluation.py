@@ -9,7 +9,7 @@ import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.training.load import load_session
 from mezo_cli.training.verdict import best_step
 

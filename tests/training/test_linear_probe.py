@@ -17,11 +17,13 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
+from mezo_cli.objectives.collate import collate
 from mezo_cli.runs import Run
 from mezo_cli.training import linear_probe as probing
 from mezo_cli.training import restore
 from tests import tiny
 from tests.command_line import mezo, small
+from tests.optim.test_mezo import outputs_of
 
 NAMES = ["negative", "positive"]
 TEXTS = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]  # train's
@@ -98,7 +100,7 @@ def stock_features(model: Any, layer: nn.Module, batch: Any) -> torch.Tensor:
     seen: list[torch.Tensor] = []
     layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.no_grad():
-        model(**batch.inputs())
+        model(**batch.layout)
     return seen[0] if seen[0].dim() == 2 else seen[0][torch.arange(len(batch.positions)), batch.positions]
 
 
@@ -117,10 +119,10 @@ def test_a_probed_checkpoint_is_scikit_learns_in_plain_transformers(
     batch = ready.objective.collate(ready.encoder.encode_all(TEXTS))
     model = STOCK[objective].from_pretrained(run / "checkpoints/best").eval()
     layer = model.get_output_embeddings() if objective == "mlm" else list(model.modules())[-1]
-    label_ids = ready.encoder.label_ids if objective == "mlm" else [0, 1]
-    x = stock_features(model, layer, batch)
+    padded = collate(batch.rows, ready.loaded)
+    x = stock_features(model, layer, padded)
     with torch.no_grad():
-        ours = ready.objective.reference_logits(model, batch, label_ids).softmax(-1)
+        ours = outputs_of(model, ready, batch).softmax(-1)
     theirs = LogisticRegression(C=3, max_iter=5000).fit(x.double(), batch.labels)
     np.testing.assert_allclose(ours, theirs.predict_proba(x.double()), atol=1e-4)
 
@@ -136,7 +138,7 @@ def test_a_probed_checkpoint_is_scikit_learns_in_plain_transformers(
     assert (summary["steps"], summary["forwards"], summary["probe"]) == (0, 3, reported)
     assert summary["train"]["accuracy"] == reported["train_accuracy"] == theirs.score(x.double(), batch.labels)
     if objective == "mlm":
-        only_the_rows_moved(base, run, label_ids)
+        only_the_rows_moved(base, run, ready.encoder.label_ids)
 
 
 def only_the_rows_moved(base: Path, run: Path, label_ids: list[int]) -> None:

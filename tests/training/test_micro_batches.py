@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready

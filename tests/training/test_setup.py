@@ -14,7 +14,8 @@ from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import fingerprint
 from mezo_cli.objectives import LOSSES, OBJECTIVES
-from mezo_cli.objectives.batch_loss import BatchLoss
+from mezo_cli.objectives.base import BatchLoss
+from mezo_cli.objectives.collate import collate
 from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.load import load_session
@@ -25,9 +26,11 @@ def test_a_session_is_ready_to_run(roberta: Path, monkeypatch: pytest.MonkeyPatc
     made = load_session(build_config([f"model.path={roberta}", "data=demo"]))
     rows = [TokenizedExample([0, 7, 8, 4, 2], [0] * 5, 3, 1), TokenizedExample([0, 4, 2], [0] * 3, 1, 0)]
     batch = made.objective.collate(rows)
-    assert batch.inputs()["input_ids"].tolist() == [[0, 7, 8, 4, 2], [0, 4, 2, 1, 1]]
-    assert batch.inputs()["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
-    assert "token_type_ids" not in batch.inputs()
+    padded = {name: ids.tolist() for name, ids in collate(rows, made.loaded).layout.items()}
+    assert padded == {
+        "input_ids": [[0, 7, 8, 4, 2], [0, 4, 2, 1, 1]],
+        "attention_mask": [[1] * 5, [1, 1, 1, 0, 0]],
+    }
     with torch.no_grad():
         scores = made.objective.logits(batch)
         assert float(BatchLoss(made.objective, [batch])()) == pytest.approx(
