@@ -1,4 +1,4 @@
-"""Objective choice: scores by plain transformers, one candidate at a time; losses; the same as lm; runs; mistakes."""
+"""Objective choice: scores by plain transformers, one candidate at a time; losses; runs; mistakes."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,6 @@ from torch import Tensor
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
-from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.training.load import load_session
 from mezo_cli.training.session import Session
@@ -101,19 +100,6 @@ def test_losses(tmp_path: Path) -> None:
         assert found == pytest.approx(float(value), rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize("peft", ["none", "prefix", "lora", "head"])
-def test_both_signs_at_once_and_one_after_the_other(peft: str, tmp_path: Path) -> None:
-    ours, losses = ready(tmp_path, "opt", "objective.loss=lm", f"peft={peft}"), []
-    rows = ours.encoder.encode_all(EXAMPLES)
-    ours.exclude_unreachable(rows[0])
-    for tokens in (10_000, 0):
-        ours.forward.paired_tokens = tokens
-        with torch.no_grad(), ours.forward.perturbed(Direction(0, 0), 0.1):
-            losses.append(ours.loss_of(rows)())
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-6)
-    assert abs(float(losses[0][0] - losses[0][1])) > 1e-4
-
-
 def test_parts_of_the_vocabulary_and_of_the_positions_give_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,26 +121,6 @@ def test_a_prompt_is_computed_once_and_only_scored_positions_go_through_the_head
     starts = [{tuple(ids[:n]) for ids in row.candidates for n in range(1, len(ids))} for row in rows]
     assert seen[0][-2] == sum(len(row.input_ids) + len(of_row) for row, of_row in zip(rows, starts, strict=True))
     assert len(batch.layout["read"]) == sum(1 + len(of_row) for of_row in starts)
-
-
-def test_words_of_one_token_give_what_objective_lm_gives(tmp_path: Path) -> None:
-    folder = tiny.decoder(tmp_path / "llama", "llama")
-    rows = [Example((text,), i % 2) for i, text in enumerate(["a film", "good and bad okay", "It was", "Maybe not"])]
-    task = ["task=sst2", "data=demo", "task.lm.label_words=[bad,good]", "task.choice.candidates=[' bad',' good']"]
-    evaluations, losses = [], []
-    for objective in ("lm", "choice"):
-        ours = load_session(build_config([*words(folder, *task), f"objective={objective}"]))
-        encoded = ours.encoder.encode_all(rows)
-        evaluations.append(ours.objective.evaluate(encoded))
-        with torch.no_grad(), ours.forward.perturbed(Direction(0, 0), 1e-2):
-            losses.append(ours.loss_of(encoded)())
-    lm, choice = evaluations
-    torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=1e-6)
-    assert choice.loss == pytest.approx(lm.loss, abs=1e-6)
-    assert choice.metrics == lm.metrics
-    for ours_of_row, row in zip(choice.records, lm.records, strict=True):
-        assert ours_of_row["probabilities"] == pytest.approx(list(row["probabilities"].values()), abs=1e-6)
-        assert (ours_of_row["prediction"] == " good") == (row["predicted"] == "positive")
 
 
 RUNS = {
