@@ -28,7 +28,8 @@ def check_reward(config: Config) -> None:
     if reward is not None:
         from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
 
-        Reward(reward).close()
+        with Reward(reward):
+            pass
     elif config.objective.loss == "reward":
         raise UserError(f"objective.loss=reward: {NO_REWARD}")
 

@@ -1,9 +1,5 @@
 """The objectives and the losses, by name. An objective scores labels, a loss compares the scores with the right labels.
 
-    mlm   the logits of the label words at the mask
-    cls   the logits of a classification head
-    lm    the log-likelihood of the label words after a prompt, by a decoder
-
 Cross-entropy over the labels' scores is continuous, which gives MeZO its signal. Accuracy on a small batch seldom
 differs between theta + eps z and theta - eps z, and the projected gradient is then exactly zero (paper, section 3.3:
 it trains on accuracy with large batches).

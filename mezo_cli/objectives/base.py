@@ -215,13 +215,8 @@ class Objective:
         """Return what summary.json says of the best step besides its scores, of `dev` and of `test` if there is one.
 
         `intervals`; where the untrained model is known, `difference` to it and `test_before`. A run that was not
-        trained has no difference: its result is that of the untrained model.
-
-        Args:
-            before: split -> evaluation by the untrained model, `train` among them; empty if it is not known.
-            after: split -> evaluation at the best step, `train` among them.
-            rows: split -> its rows.
-            trained: whether the run took a step.
+        trained has no difference: its result is that of the untrained model. `before` are the evaluations by the
+        untrained model, empty if it is not known, `after` those at the best step, `train` among them.
         """
         splits = [split for split in after if split != "train"]
         summary: dict[str, Any] = {"intervals": {split: after[split].summary()["intervals"] for split in splits}}

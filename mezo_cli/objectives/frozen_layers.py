@@ -83,14 +83,8 @@ class FrozenLayers:
     def keep(self, rows: Rows, group_size: int, collate: Callable[[Rows], Batch], most: int) -> int:
         """Keep the states of rows, which are recognized by identity, from when they are first computed.
 
-        Args:
-            rows: the rows.
-            group_size: rows that are computed together.
-            collate: makes a batch of rows.
-            most: the memory that the states may take, in bytes.
-
-        Returns:
-            The memory that they will take; 0 if that is more than `most`, and they are not kept.
+        `group_size` rows are computed together. Return the memory that the states will take, in bytes; 0 if that is
+        more than `most`, and they are not kept.
         """
         dtype = self._forward.compute_dtype
         size = sum(self._sizes(rows)) * self._model.config.hidden_size * dtype.itemsize

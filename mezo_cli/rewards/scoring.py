@@ -20,10 +20,9 @@ Batch = tuple[Sequence[str], Rows, Golds, Sequence[int]]  # completions, rows, g
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """The rewards of a batch.
+    """The rewards of a batch, and their parts.
 
-    The parts are those of a mixture without their weights, the other entries of a function's dict, and of a shuffled
-    reward what it would be for the right rows.
+    Parts are those of a mixture without weights, other entries of a function's dict, what a shuffled reward shuffles.
     """
 
     values: np.ndarray  # float64 [n], what is optimized
@@ -52,10 +51,6 @@ class Reward(AbstractContextManager["Reward"]):
             raise UserError(f"{KEY}={spec.describe()}: {error}") from error
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Kill the worker."""
         if self._worker is not None:
             self._worker.close()
 
