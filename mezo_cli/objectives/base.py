@@ -112,8 +112,7 @@ class Objective:
     def step_scalars(self, count_forwards: Callable[[int], Mapping[str, int]]) -> dict[str, float]:
         """Return further figures of the step that was begun last, for its line in metrics.jsonl.
 
-        Args:
-            count_forwards: returns the number of `forwards` of a batch that the first so many steps take.
+        `count_forwards` returns the number of `forwards` of a batch that the first so many steps take.
         """
         return {}
 

@@ -248,10 +248,8 @@ class Generation(Objective):
     def step_scalars(self, count_forwards: Callable[[int], Mapping[str, int]]) -> dict[str, float]:
         """Return the figures of this step's completions for its line in metrics.jsonl; {} if none was generated.
 
-        `completions` are those of all steps so far.
-
-        Their mean, standard deviation, minimum and maximum are over the members. `agreeing_rows` is the share of rows
-        on which all members have the same reward: they give no signal.
+        `completions` are those of all steps so far. Mean, standard deviation, minimum and maximum of rewards are over
+        the members. `agreeing_rows` is the share of rows on which all members have the same: they give no signal.
         """
         members, ranks = self._members, self.forward.ranks
         if ranks.size > 1:

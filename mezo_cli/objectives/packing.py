@@ -126,12 +126,9 @@ def packed_attention(
     """Attend within each row.
 
     Args:
-        module: the attention layer.
         query, key, value: [signs, heads, tokens, width] packed, or [rows, heads, length, width] padded. Packed keys and
             values may have fewer heads, and may start with a prefix that every row attends to.
-        attention_mask: of a padded batch.
         dropout: the fraction of the attention weights that is dropped; 0 except under backpropagation.
-        scaling: of the scores; 1 / sqrt(width) when None.
         packed_layout: of a packed batch; None for a padded batch.
 
     Returns:

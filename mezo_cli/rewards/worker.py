@@ -52,8 +52,7 @@ class RewardError(Exception):
 def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) -> Function:
     """Import what a reward stands for, `FILE.py:function` or `package.module:attribute`, or raise RewardError.
 
-    The settings make an instance of the attribute, a class; None: it is the function itself. The file has to have this
-    sha256; None: any.
+    Settings make an instance of it, a class; None: it is the function itself. A file has to have the sha256, if any.
     """
     place, _, attribute = target.rpartition(":")
     try:
