@@ -32,7 +32,7 @@ def no_link(name: str, flags: int) -> int:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
     try:
-        value = json.loads(path.read_bytes(), parse_int=_parse_int)
+        value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except (ValueError, OSError, RecursionError) as error:
@@ -40,13 +40,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds no JSON object")
     return value
-
-
-def _parse_int(digits: str) -> int:
-    """Return a whole number; refuse one that no float holds, which no run writes."""
-    if len(digits) > 300:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)
 
 
 def file_sha256(path: Path) -> str:

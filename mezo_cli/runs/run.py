@@ -207,22 +207,15 @@ class Run:
         status = info.get("status")
         if status not in STATUSES:
             raise UserError(f"{self.path / 'run.json'} is damaged: its status is {status}")
-        return "interrupted" if status == "running" and not self._is_alive(info) else str(status)
+        return "interrupted" if status == "running" and not self._is_alive() else str(status)
 
-    def _is_alive(self, info: Mapping[str, Any]) -> bool:
+    def _is_alive(self) -> bool:
         """Return whether a process trains in the run: it holds the lock. Readers share the lock."""
         try:
             with open(self.path / ".lock", "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError) as error:
+        except OSError as error:
             return isinstance(error, BlockingIOError)
-        except OSError:  # a file system without locks: the process may exist; on another host that cannot be known
-            try:
-                if info.get("host") == socket.gethostname():
-                    os.kill(int(info["pid"]), 0)
-            except OSError as error:
-                return isinstance(error, PermissionError)
-            return True
         return False
 
     def steps_at_end(self, steps: int) -> int:
@@ -315,7 +308,7 @@ class Run:
             self._completions.cut(len(completions))
 
     def log_completions(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append the records of the first dev rows to completions.jsonl: what the model said at an evaluation."""
+        """Append to completions.jsonl what the model said of the first dev rows at an evaluation."""
         for row, record in enumerate(records):
             self._completions.append("completion", step, row=row, **record)
         self._completions.sync()
@@ -505,26 +498,20 @@ class _LogFile(logging.Handler):
 def find_runs(root: Path) -> list[Run]:
     """Return the runs under `root`, oldest first. Those whose run.json cannot be read come first."""
     if not root.is_dir():
-        siblings = [path.name for path in root.parent.iterdir() if path.is_dir()] if root.parent.is_dir() else []
-        raise UserError(f"{root}: no such folder{did_you_mean(root.name, siblings)}")
-    try:
-        os.scandir(root).close()
-    except OSError as error:  # `os.walk` finds nothing then
-        raise UserError(f"{root}: cannot be read: {error.strerror}") from error
+        raise UserError(f"{root}: no such folder{did_you_mean(root.name, _folders(root.parent))}")
     found = []
     for folder, folders, files in os.walk(root):
-        # A run, which may be damaged: a config.yaml alone is none.
-        if "run.json" in files or "trajectory.bin" in files or {"config.yaml", METRICS} <= set(files):
-            found.append(Run(Path(folder)))
+        if "run.json" in files or "trajectory.bin" in files:  # a run, which may be damaged: a config.yaml alone is none
             folders[:] = [name for name in folders if name != "checkpoints"]
-    return sorted(found, key=lambda run: (_start_time(run), str(run.path)))
+            run, start = Run(Path(folder)), ""
+            with contextlib.suppress(UserError):
+                start = str(run.info().get("start") or "")
+            found.append((start, folder, run))
+    return [run for *_, run in sorted(found, key=lambda one: one[:2])]
 
 
-def _start_time(run: Run) -> str:
-    try:
-        return str(run.info().get("start") or "")
-    except UserError:
-        return ""
+def _folders(path: Path) -> list[str]:
+    return [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
 
 
 def _why_no_run(path: Path) -> str:
@@ -534,10 +521,8 @@ def _why_no_run(path: Path) -> str:
     if path.is_dir():
         return f"{path} holds no run: there is no config.yaml"
     listed = Path("outputs") / path
-    if listed.is_dir():
-        return f"{path}: no such run directory (did you mean '{listed}'?)"
-    near = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
-    return f"{path}: no such run directory{did_you_mean(path.name, near)}"
+    near = f" (did you mean '{listed}'?)" if listed.is_dir() else did_you_mean(path.name, _folders(path.parent))
+    return f"{path}: no such run directory{near}"
 
 
 def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:

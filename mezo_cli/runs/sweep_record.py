@@ -89,8 +89,6 @@ def read(folder: Path) -> SweepRecord:
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(f"{path} is damaged: {key}: {error.errors()[0]['msg']}") from error
-    if [job.number for job in record.jobs] != list(range(len(record.jobs))):
-        raise UserError(f"{path} is damaged: its jobs are not numbered from 0")
     for job in record.jobs:
         if not is_below(folder / job.directory, folder):
             raise UserError(f"{path}: job {job.number + 1} is in {job.directory}, which is not in {folder}")

@@ -17,21 +17,21 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from mezo_cli.config.schema import StepRecord
-from mezo_cli.errors import UserError, first_line, join
+from mezo_cli.errors import UserError, join
 from mezo_cli.runs.atomic import name_in_errors, sync
 
 MAGIC = b"MEZOSTEP"
 VERSION = 1
 ROUNDINGS = {"float32": "nearest", "bfloat16": "stochastic", "float16": "stochastic"}  # dtype of theta -> rounding
 MAX_HEADER = 1 << 26  # bytes, uncompressed; 400 tensors take about 40,000
-MAX_SAMPLES = 1 << 24
 _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed header, its crc32
 
 
@@ -52,17 +52,19 @@ class Header:
         nonnegative: the tensors of which a step's update ends with max(theta, 0); None: there are none.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
     fingerprint: str
     optimizer: str
     noise: str
     seed: int
-    samples: int
+    samples: Annotated[int, Field(gt=0, le=1 << 24)]
     weight_decay: float
-    tensors: list[tuple[str, list[int]]]
+    tensors: list[tuple[str, list[Annotated[int, Field(gt=0, lt=1 << 40)]]]]
     settings: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     rounding: str = "nearest"
-    decay: str | None = None
+    decay: Literal["float64"] | None = None
     scalars: str = "projected_grad"
     clip: dict[str, Any] | None = None
     nonnegative: list[str] | None = None
@@ -230,28 +232,12 @@ def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
         raise UserError(f"{path} is damaged: its header fails its checksum")
     unpacked = zlib.decompressobj().decompress(packed, MAX_HEADER)  # a stranger's file must not fill the memory
     try:
-        return _parse_header(path, json.loads(unpacked)), _FIXED.size + length, crc
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: its header is not one: {first_line(error)}") from error
-
-
-def _parse_header(path: Path, values: dict[str, Any]) -> Header:
-    """Return the header with these values; refuse a field, a dtype or a rounding of a version to come."""
-    known = [item.name for item in fields(Header)]
-    for name in values:
-        if name not in known:
-            raise UserError(f"{path}: its header has a field that this program does not know: {name}")
-    for name in known:
-        if name not in values:
-            raise UserError(f"{path} is damaged: its header lacks {name}")
-    values["tensors"] = [(name, list(shape)) for name, shape in values["tensors"]]
-    header = Header(**values)
-    sizes = [header.samples, *(size for _, shape in header.tensors for size in shape)]
-    if any(type(size) is not int or not 0 < size < 1 << 40 for size in sizes) or header.samples > MAX_SAMPLES:
-        raise UserError(f"{path} is damaged: its header has a size that no run has")
-    if (header.dtype, header.rounding) not in list(ROUNDINGS.items()):  # a list: values of the file may be unhashable
+        header = TypeAdapter(Header).validate_json(unpacked)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: this program does not know such a header: {key}: {first['msg']}") from error
+    if ROUNDINGS.get(header.dtype) != header.rounding:
         allowed = join(f"{dtype} ({rounding})" for dtype, rounding in ROUNDINGS.items())
         raise UserError(f"{path}: theta is stored as {header.dtype} ({header.rounding}); this program knows {allowed}")
-    if header.decay not in (None, "float64"):
-        raise UserError(f"{path}: weight decay is computed in {header.decay}; this program knows float64")
-    return header
+    return header, _FIXED.size + length, crc

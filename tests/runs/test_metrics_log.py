@@ -27,11 +27,6 @@ def test_what_is_appended_is_read(written: Path) -> None:
     assert list(JsonLines(written.parent / "none.jsonl")) == []
 
 
-def test_another_process_goes_on_with_the_chain(written: Path) -> None:
-    JsonLines(written).append("train", 20, loss=1.0)
-    assert list(JsonLines(written))[-1]["loss"] == 1.0
-
-
 @pytest.mark.parametrize("tail", [b'{"kind": "eval", "st', b"", b"\0", bytes(40)])
 def test_what_a_crash_leaves_at_the_end_is_left_out(written: Path, tail: bytes) -> None:
     """A part of a line; the whole line without its line feed; after a power cut zeros in place of what is missing."""

@@ -62,17 +62,12 @@ def test_a_killed_run_resumes_where_it_was(run: Run, caplog: pytest.LogCaptureFi
     assert find(run, caplog) == (13, "")
 
 
-@pytest.mark.parametrize("bad", [1, 2, 3])
-@pytest.mark.parametrize("how", ["lost", "zeros", "torn"])
-def test_several_bad_records_at_the_end_are_left_out(
-    run: Run, bad: int, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = run.trajectory.read_bytes()
-    tail = {"lost": b"", "zeros": bytes(bad * RECORD), "torn": data[-bad * RECORD :][:5]}[how]
-    run.trajectory.write_bytes(data[: -bad * RECORD] + tail)
+@pytest.mark.parametrize("tail", [b"", bytes(2 * RECORD), bytes(5)])
+def test_several_bad_records_at_the_end_are_left_out(run: Run, tail: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    run.trajectory.write_bytes(run.trajectory.read_bytes()[: -2 * RECORD] + tail)
     step, said = find(run, caplog)
-    assert step == 13 - bad
-    assert ("trajectory.bin" in said) == (how != "lost")
+    assert step == 11
+    assert ("trajectory.bin" in said) == (tail != b"")
 
 
 def test_a_lost_evaluation_is_repeated(run: Run, caplog: pytest.LogCaptureFixture) -> None:

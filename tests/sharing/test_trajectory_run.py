@@ -1,13 +1,11 @@
 """`mezo export --trajectory`: a run without checkpoints that rebuilds the weights elsewhere; odd ones are named."""
 
-import dataclasses
 import gzip
 import json
 import os
 import shutil
 import socket
 import tracemalloc
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from mezo_cli import load
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, trajectory
+from mezo_cli.runs import Run
 from mezo_cli.runs.jsonl import JsonLines, add_checksum, chained
 from mezo_cli.sharing.trajectory_run import check_rebuildable
 from tests import tiny
@@ -38,18 +36,6 @@ def shared(run: Path, tmp_path: Path) -> Path:
 
 def predictions(*words: Any, **options: Any) -> list[Any]:
     return [(one.predicted, one.probabilities) for one in load(*words, **options).predict(TEXTS)]
-
-
-def rewrite(folder: Path, name: str, values: dict[str, Any]) -> None:
-    """Change values of summary.json or the trajectory's header, and seal them again."""
-    path = folder / name
-    if name == "summary.json":
-        path.write_text(json.dumps(add_checksum({**Run(folder).read_summary(), **values})))
-    else:
-        data, old = path.read_bytes(), trajectory.read(path).header
-        packed = zlib.compress(json.dumps({**dataclasses.asdict(old), **values}).encode())
-        fixed = trajectory._FIXED.pack(trajectory.MAGIC, trajectory.VERSION, len(packed), zlib.crc32(packed))
-        path.write_bytes(fixed + packed + data[trajectory._FIXED.size + trajectory._FIXED.unpack_from(data)[2] :])
 
 
 def test_it_says_nothing_of_this_machine(run: Path, roberta: Path, shared: Path) -> None:
@@ -142,28 +128,16 @@ def test_other_weights_data_and_mistakes_are_one_line(shared: Path, roberta: Pat
 
 # --- odd values, sealed ---
 
-SUMMARY, HEADER = "summary.json", "trajectory.bin"
 
-
-@pytest.mark.parametrize(
-    ("name", "values", "said"),
-    [
-        (SUMMARY, {"test": {"accuracy": "x", "loss": 1.0}}, "summary.json is damaged: "),
-        (SUMMARY, {"test": {"accuracy": 10**400, "loss": 1.0}}, "summary.json is damaged: a number of 401 digits"),
-        (HEADER, {"samples": -1}, "trajectory.bin is damaged: its header has a size that no run has"),
-        (HEADER, {"tensors": [("a", [-3])]}, "trajectory.bin is damaged: its header has a size that no run has"),
-    ],
-)
-def test_a_run_that_holds_what_no_run_writes(
-    name: str, values: dict[str, Any], said: str, run: Path, shared: Path
-) -> None:
-    rewrite(shared, name, values)
+def test_a_run_that_holds_what_no_run_writes(run: Path, shared: Path) -> None:
+    values = {**Run(shared).read_summary(), "test": {"accuracy": "x", "loss": 1.0}}
+    (shared / "summary.json").write_text(json.dumps(add_checksum(values)))
     home = Path(shutil.copytree(run.parent / "shared", shared.parent / "good")).parent
-    assert f"{shared}/{said}" in error_line(mezo("show", shared))
+    assert f"{shared}/summary.json is damaged: " in error_line(mezo("show", shared))
     for command in ("report", "compare", "runs"):
         result = mezo(command, home, *(["--out", home / "page.html"] if command == "report" else []))
         assert result.code == 0, result
-        assert said in " ".join((result.out + result.err).split()), (command, result)
+        assert "summary.json is damaged: " in " ".join((result.out + result.err).split()), (command, result)
 
 
 @pytest.mark.parametrize("content", [b"\n" * (64 << 20), b" " * (64 << 20), b"", b"{}"])
