@@ -331,3 +331,12 @@ def training_output(quiet: bool) -> Iterator[Console]:
     console = make_error_console() if quiet else make_console()
     with console_logging(console, quiet):
         yield make_console() if quiet else console
+
+
+def announce(path: Path, quiet: bool) -> None:
+    """Announce the directory of a run: in the log, or, if `quiet`, as the one line on standard output."""
+    if quiet:
+        print_line(relative_path(path))
+        sys.stdout.flush()
+    else:
+        log.info("run    %s", relative_path(path))

@@ -11,7 +11,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.optim import optimizer_class
 from mezo_cli.training.linear_probe import fit_output_layer
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from tests import tiny
 from tests.host_waits import HostWaits
 

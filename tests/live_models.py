@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mezo_cli import system
-from mezo_cli.training import loop, restore
+from mezo_cli.training import loop, prepare, restore
 
 
 def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -17,7 +17,7 @@ def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """
     made: list[weakref.ref[Any]] = []
     alive: list[int] = []
-    load_session = loop.load_session
+    load_session = prepare.load_session
 
     def counted(*args: Any, **options: Any) -> Any:
         alive.append(sum(one() is not None for one in made))
@@ -27,6 +27,6 @@ def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (system, loop):
         monkeypatch.setattr(module, "gc", gc)  # which is left out of the runs of most tests
-    monkeypatch.setattr(loop, "load_session", counted)
+    monkeypatch.setattr(prepare, "load_session", counted)
     monkeypatch.setattr(restore, "load_session", counted)
     return alive

@@ -19,7 +19,7 @@ from mezo_cli.sweep.plan import plan_sweep
 from mezo_cli.system import device_name, import_torch
 
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
-    from mezo_cli.diagnosis.prepared import Prepared
+    from mezo_cli.training.prepare import Prepared
 
 log = logging.getLogger("mezo")
 
@@ -42,12 +42,12 @@ def doctor(
         import_torch()
         from mezo_cli.diagnosis.prepared import diagnose, prepare_run
 
-        prepared = prepare_run(jobs[0])
-        sections = list(diagnose(prepared, jobs, Deadline(seconds)))
+        prepared, loading = prepare_run(jobs[0])
+        sections = list(diagnose(prepared, loading, jobs, Deadline(seconds)))
         if as_json:
-            print_line(json.dumps(_document(prepared, jobs, sections), indent=2))
+            print_line(json.dumps(_document(prepared, loading, jobs, sections), indent=2))
         else:
-            _show(prepared, jobs, sections, seconds, (DOUBT, UNKNOWN) if quiet else (DOUBT, UNKNOWN, NOTE, OK))
+            _show(prepared, loading, jobs, sections, seconds, (DOUBT, UNKNOWN) if quiet else (DOUBT, UNKNOWN, NOTE, OK))
 
 
 def _jobs(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> list[Config]:
@@ -63,7 +63,7 @@ def _jobs(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> l
     return [job.config for job in sweep.jobs]
 
 
-def _document(prepared: "Prepared", jobs: Sequence[Config], sections: list[Section]) -> dict[str, Any]:
+def _document(prepared: "Prepared", loading: float, jobs: Sequence[Config], sections: list[Section]) -> dict[str, Any]:
     """Return the diagnosis as plain values."""
     config = jobs[0]
     return {
@@ -73,14 +73,19 @@ def _document(prepared: "Prepared", jobs: Sequence[Config], sections: list[Secti
         "model": config.model.path,
         "device": device_name(prepared.session.loaded.device),
         "jobs": len(jobs),
-        "loading_seconds": round(prepared.seconds, 3),
+        "loading_seconds": round(loading, 3),
         **{f"{verdict}s": len(_with(verdict, sections)) for verdict in (DOUBT, UNKNOWN, NOTE)},
         "checks": [section.record() for section in sections],
     }
 
 
 def _show(
-    prepared: "Prepared", jobs: Sequence[Config], sections: list[Section], seconds: float, verdicts: Sequence[str]
+    prepared: "Prepared",
+    loading: float,
+    jobs: Sequence[Config],
+    sections: list[Section],
+    seconds: float,
+    verdicts: Sequence[str],
 ) -> None:
     """Print how many doubts there are, then the findings, those to look at first, then what time has cut."""
     config = jobs[0]
@@ -90,7 +95,7 @@ def _show(
     of_many = f" (the first of {len(jobs):,} jobs)" if len(jobs) > 1 else ""
     _wrap(
         f"{summary}: {config.task.name}, {config.objective.name}, {config.optimizer.name} on {_short(config)},"
-        f" {device_name(prepared.session.loaded.device)}{of_many}; loaded in {prepared.seconds:.0f} s"
+        f" {device_name(prepared.session.loaded.device)}{of_many}; loaded in {loading:.0f} s"
     )
     for verdict in verdicts:
         title = ""

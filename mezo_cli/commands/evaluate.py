@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from mezo_cli import data
 from mezo_cli.commands.open_run import Opened, open_run
 from mezo_cli.config.own_code import REWARD, USED, check_given_again, split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
-from mezo_cli.config.schema import Config, data_dir
+from mezo_cli.config.schema import Config, Splits, data_dir
 from mezo_cli.console import (
     TextTable,
     console_logging,
@@ -23,7 +22,7 @@ from mezo_cli.console import (
     print_line,
     progress_bar,
 )
-from mezo_cli.distributed.ranks import Ranks, in_turn, joined
+from mezo_cli.distributed.ranks import in_turn, joined
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import checkpoints, sweep_record
 from mezo_cli.system import import_torch
@@ -71,7 +70,7 @@ def evaluate(
             with in_turn(ranks):
                 opened = _with_own_settings(open_run(path, checkpoint, base), overrides)
             config, name = opened.config, opened.name
-        result = _evaluate_split(config, name, opened, split, ranks, Console(quiet=True) if quiet else console)
+        result = _evaluate_split(config, name, opened, split, Console(quiet=True) if quiet else console)
     rows = len(result.values)
     if not result.is_finite:
         raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
@@ -122,24 +121,19 @@ def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
     return replace(opened, config=config)
 
 
-def _evaluate_split(
-    config: Config, name: str, opened: Opened | None, split: str, ranks: Ranks, console: Console
-) -> "Evaluation":
+def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str, console: Console) -> "Evaluation":
     """Load the weights and the rows of a split, and evaluate."""
-    from mezo_cli.training.agreement import check_same_weights
     from mezo_cli.training.device_errors import explain_device_errors
-    from mezo_cli.training.load import load_session
+    from mezo_cli.training.prepare import prepare
 
-    splits = data.load_splits(config)
-    ranks.start(config)
-    ranks.check_same("set of rows", f"rows of sha256 {splits.fingerprint[:16]}")
-    rows = getattr(splits, split)
-    if rows is None:
-        raise UserError(f"{name}: there is no {split} split (data={config.data.name})")
-    if opened is not None and opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
-        log.warning("warning: the data have changed since the run")
-    session = load_session(config) if opened is None else opened.load()
-    check_same_weights(session, ranks)
+    def check(splits: Splits) -> None:
+        if getattr(splits, split) is None:
+            raise UserError(f"{name}: there is no {split} split (data={config.data.name})")
+        if opened is not None and opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
+            log.warning("warning: the data have changed since the run")
+
+    prepared = prepare(config, None if opened is None else opened.load, check, splits=[split])
+    session, rows = prepared.session, prepared.rows[split]
     size = config.eval_batch_size
     advice = f"a lower eval_batch_size (now {size})"
     if opened is not None:  # its settings are fixed
@@ -148,7 +142,7 @@ def _evaluate_split(
         explain_device_errors(f"{name}: evaluating {split}", advice),
         progress_bar(console, f"{split} rows", len(rows)) as report,
     ):
-        return session.objective.evaluate(session.encoder.encode_all(rows), report, session.ranks)
+        return session.objective.evaluate(rows, report, session.ranks)
 
 
 def _table(scores: Mapping[str, float], predicted: Mapping[str, int], width: int) -> TextTable:

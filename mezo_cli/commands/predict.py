@@ -57,13 +57,11 @@ def predict(
             raise UserError(f"{opened.name} has task.demonstrations={task.demonstrations}, and {why}")
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
-        from mezo_cli.training.agreement import check_same_weights
         from mezo_cli.training.device_errors import explain_device_errors
+        from mezo_cli.training.prepare import prepare
 
-        ranks.start(opened.config)
         ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
-        session = opened.load()
-        check_same_weights(session, ranks)
+        session = prepare(opened.config, opened.load, splits=()).session
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
             rows = rows or ([] if stream else list(texts.from_lines(sys.stdin.buffer, STDIN, task)))

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
+from mezo_cli.commands.execute import execute
 from mezo_cli.commands.new_run import check_reward
 from mezo_cli.commands.open_run import open_stored
+from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import own_code
 from mezo_cli.config.own_code import split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.config.validation import build
-from mezo_cli.console import print_line, relative_path, training_output
+from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join

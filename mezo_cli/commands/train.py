@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Sequence
 
-from mezo_cli.commands.execute import announce, broadcast_run, check_shareable, execute
+from mezo_cli.commands.execute import execute
 from mezo_cli.commands.new_run import check_new_run
+from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.commands.resume import resume_run
 from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
-from mezo_cli.console import training_output
+from mezo_cli.console import announce, training_output
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError

@@ -17,7 +17,6 @@ from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, Deadline, Section, coun
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.models.parameter_names import count_parameters, format_names
 from mezo_cli.optim import optimizer_class
-from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.loop import TRAIN_ROWS
 from mezo_cli.training.session import Session
 
@@ -28,7 +27,7 @@ CLEARLY = 1.15  # times the seconds of the other dtype
 
 def check(
     session: Session,
-    rows: EncodedRows,
+    rows: Mapping[str, Sequence[Any]],
     sampler: BatchSampler,
     unreachable: Mapping[str, int],
     loading: float,
@@ -50,16 +49,16 @@ def check(
     report_trainable(section, session, unreachable)
     costs: dict[str, dict[str, Any]] = {}
     if session.config.steps:
-        costs = measure_steps(session, rows.train, sampler, deadline)
+        costs = measure_steps(session, rows["train"], sampler, deadline)
         judge_speed(section, costs, session.config)
         section.cut += [f"a step in {dtype}" for dtype in DTYPES if dtype not in costs]
     session.forward.set_compute_dtype(session.loaded.compute_dtype)
     own = costs.get(session.config.model.compute_dtype)
-    counts = {name: len(some) for name, some in rows.splits().items()}
-    size = min(session.config.eval_batch_size, len(rows.dev))
+    counts = {name: len(some) for name, some in rows.items()}
+    size = min(session.config.eval_batch_size, len(rows["dev"]))
     start = time.perf_counter()
     with torch.no_grad():
-        some = session.objective.collate([rows.dev[i * len(rows.dev) // size] for i in range(size)])
+        some = session.objective.collate([rows["dev"][i * len(rows["dev"]) // size] for i in range(size)])
         session.objective.measure(some)[0].cpu()
     _report_plan(section, counts, jobs, own, loading, (time.perf_counter() - start) / size)
     return section

@@ -16,8 +16,7 @@ from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Sect
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.scoring import remove_bias, wilson
 from mezo_cli.report.untrained import BASELINES
-from mezo_cli.training.session import Session
-from mezo_cli.training.training_run import not_finite_at_start
+from mezo_cli.training.session import Session, not_finite_at_start
 
 TITLE = "label words"
 BATCH = 16  # rows per forward; small, so that the time limit is kept

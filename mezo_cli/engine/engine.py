@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.own_code import ADAPTER_DIR, URL, of_server
+from mezo_cli.config.registry import ENGINE_OBJECTIVES
 from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.engine.adapter_files import AdapterFiles, scratch_folder
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, digest
@@ -44,6 +45,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 # Factors of z in the check at the start: the first that moves the log-probabilities by so many times what is allowed.
 CHECKED_C = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 MOVED = 4.0
+CHECKED_ROWS = 2  # whose scores an engine computes at the start, to compare them
 
 
 class Engine:
@@ -83,6 +85,11 @@ class Engine:
             self._load(forward.params)
         self._members = Members(forward, self._send, 1 if self._adapters is None else self._settings.max_loras)
         return self._members
+
+    def serve(self, session: Any, rows: Sequence[Any]) -> None:
+        """Compute a session's forwards from now on, with its weights; the first of `rows` are scored to compare."""
+        by_engine = ENGINE_OBJECTIVES.load(self.config.objective.name)
+        session.objective = by_engine.attach(session.objective, self, rows[:CHECKED_ROWS])
 
     def _start(self, loaded: LoadedModel, params: Params) -> None:
         """Let the engine load the model, and check that it holds all that is trained."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import Config, Splits
+from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.atomic import file_sha256, replace, write_atomically
@@ -21,11 +22,17 @@ from mezo_cli.runs.run import Run, utc_now
 log = logging.getLogger("mezo")
 
 
-def find_resume_step(config: Config, run: Run) -> int | None:
-    """Return the last step up to which trajectory (without one: checkpoint `last`) and metrics.jsonl are complete.
+def find_resume_step(config: Config, run: Run, ranks: Ranks = ALONE) -> int | None:
+    """Return the step that an interrupted run resumes at; None if training never began.
 
-    None if training never began. If a crash has lost what followed the step, the log says so.
+    It is the last step up to which the trajectory (without one: the checkpoint `last`) and metrics.jsonl are complete.
+    If a crash has lost what followed it, the log says so. Of ranks the first alone looks: it repairs what it reads.
     """
+    step = ranks.from_first(str(_find_resume_step(config, run)) if ranks.is_first else "")
+    return None if step == "None" else int(step)
+
+
+def _find_resume_step(config: Config, run: Run) -> int | None:
     lines, bad_line = run.lines.read_valid()
     run.completions()  # refuses damage
     has_trajectory = config.optimizer.replayable

@@ -36,7 +36,7 @@ from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.training import restore
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 
 TEXTS = ("a joy from start to end", "what a poor film", "i yawned and left , and so did everybody else", "lovely")

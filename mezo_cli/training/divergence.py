@@ -1,7 +1,17 @@
-"""Whether a run has diverged: its newest training losses lie far above the lowest that it has had."""
+"""Whether a run has diverged: a number of a step is not finite, or its losses lie far above the lowest it has had."""
 
+import logging
 import statistics
 from collections import deque
+
+from mezo_cli.config.optimizers import PerturbationConfig
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import RunFailed
+from mezo_cli.optim import StepResult, not_finite
+from mezo_cli.runs import Run
+from mezo_cli.training.verdict import DIVERGED
+
+log = logging.getLogger("mezo")
 
 WINDOW = 10  # logged losses whose means are compared
 FACTOR, FLOOR = 3.0, 0.1
@@ -16,6 +26,7 @@ class Divergence:
 
     Attributes:
         reason: why the run has diverged, for the log; None if it has not.
+        was_told: whether the log has a warning of it; a resumed run repeats none.
     """
 
     def __init__(self) -> None:
@@ -23,6 +34,7 @@ class Divergence:
         self._lowest: float | None = None  # mean of 10 so far
         self._rise = 0.0  # that is allowed
         self.reason: str | None = None
+        self.was_told = False
 
     def add(self, loss: float) -> None:
         """Add the next logged loss."""
@@ -36,3 +48,25 @@ class Divergence:
         means = f"the mean of the last {WINDOW} losses is {mean:.4g}, the smallest before {self._lowest:.4g}"
         self.reason = means if diverged else None
         self._lowest = min(self._lowest, mean)
+
+    def warn(self, config: Config, step: int) -> None:
+        """Say once that the run has diverged."""
+        if self.reason is not None and not self.was_told:
+            self.was_told = True
+            log.warning(
+                "warning: step %d: the run has diverged: %s; try a lower optimizer.lr (now %g)",
+                *(step, self.reason, config.optimizer.lr),
+            )
+
+
+def check_finite(config: Config, run: Run, step: int, result: StepResult) -> None:
+    """Check that all numbers of a step (from 1) are finite, before any of them is written."""
+    wrong, optimizer = not_finite(result), config.optimizer
+    if wrong:
+        run.update(verdict=DIVERGED)
+        other = ""
+        if isinstance(optimizer, PerturbationConfig):
+            other = f" or another optimizer.eps (now {optimizer.eps:g})"
+        raise RunFailed(
+            f"step {step}: the loss is not finite ({wrong}); try a lower optimizer.lr (now {optimizer.lr:g}){other}"
+        )

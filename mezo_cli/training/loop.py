@@ -1,51 +1,51 @@
-"""Train one run: set up; for each step: batch, step, record, evaluate and save; finish."""
+"""Train one run: prepare; for each step: batch, step, record, evaluate and save; finish."""
 
-import dataclasses
 import gc
 import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from mezo_cli import data, system
-from mezo_cli.config.schema import Config, Example, Splits
+from mezo_cli import system
+from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import progress_reporter
-from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
 from mezo_cli.data.describe import shared_rows
 from mezo_cli.data.fewshot import limit
 from mezo_cli.distributed.ranks import current
+from mezo_cli.engine.running import running_engine
 from mezo_cli.errors import RunFailed, join
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.models.quantized import describe
 from mezo_cli.runs import Run, recovery
-from mezo_cli.training import agreement, precision, restore
+from mezo_cli.training import precision, restore
 from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
-from mezo_cli.training.finish import finish
-from mezo_cli.training.forgetting import Forgetting, read_kept_rows
+from mezo_cli.training.divergence import Divergence, check_finite
+from mezo_cli.training.evaluations import Evaluations
+from mezo_cli.training.finish import finish, stop_early
+from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.linear_probe import fit_output_layer
-from mezo_cli.training.load import (
-    EncodedRows,
-    attach_engine,
-    encode_rows,
-    load_session,
-    prepare_first_step,
-    running_engine,
-)
-from mezo_cli.training.session import Session
-from mezo_cli.training.training_run import TrainingRun
+from mezo_cli.training.prepare import Prepared, check_same_weights, prepare
+from mezo_cli.training.run_log import RunLog
 
 log = logging.getLogger("mezo")
 
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
-def train(config: Config, run: Run, console: Console) -> TrainingRun:
-    """Train and evaluate, write the run directory, and return the run's end. An interrupted run is resumed.
+def train(config: Config, run: Run, console: Console) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Train and evaluate, and write the run directory. An interrupted run is resumed.
 
     Args:
         config: of the run.
         run: the run directory, which this process has claimed.
         console: where progress is shown.
+
+    Returns:
+        The content of summary.json (empty on a rank other than 0), and the first evaluation on dev.
 
     Raises:
         UserError: before training, for whatever the user can correct.
@@ -53,124 +53,143 @@ def train(config: Config, run: Run, console: Console) -> TrainingRun:
         RunFailed: when the loss is not finite, memory runs out, or the run directory cannot be written.
     """
     system.reset_peak_memory()
-    ranks = current()
-    splits = data.load_splits(config)
-    agreement.check_rows(config, splits, ranks)
-    recovery.check_data_unchanged(config, run, splits)
-    resume_step = agreement.find_resume_step(config, run, ranks)  # None for a new run
-    if resume_step is None:
-        session = load_session(config, trains=True)
-    else:
-        session = restore.load_for_resume(config, run, resume_step)
-    rows, kept = encode_rows(session.encoder, splits), read_kept_rows(config, session.loaded.tokenizer)
-    _record_data(run, session, splits, rows, is_new=resume_step is None)
-    _warn_of_shared_rows(session, splits, rows)
-    del splits  # the texts of train and dev are not needed any more
-    sampler = make_sampler(config, rows.train)
-    with explain_device_errors("before the first step", smaller_batches(config)):
-        _prepare_first_step(session, run, rows, sampler, is_new=resume_step is None)
-    agreement.check_same_weights(session, ranks)
-    if ranks.size > 1:
-        log.info("ranks  %d ranks share the %s of each step", ranks.size, ranks.split)
-
-    evaluated = dataclasses.replace(rows, train=limit(rows.train, TRAIN_ROWS))
+    resumed = recovery.find_resume_step(config, run, current())  # None for a new run
+    load = None if resumed is None else partial(restore.load_for_resume, config, run, resumed)
+    prepared = prepare(config, load, partial(recovery.check_data_unchanged, config, run), trains=True)
+    _begin(prepared, run, is_new=resumed is None)
+    session, sampler, kept, texts = prepared.session, prepared.sampler, prepared.kept, prepared.splits.test
+    train, running = prepared.rows["train"], running_engine(config, run, prepared.session, prepared.rows)
+    run_log, divergence = RunLog(config, run, current()), Divergence()
+    scores = Evaluations(run_log, prepared.rows | {"train": limit(train, TRAIN_ROWS)}, console)
+    del prepared  # the texts of train and dev are not needed any more; and memory may not hold two models
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
-    started = running_engine(config, run, session, *rows.splits().values())
-    state = TrainingRun(config, run, ranks, has_test=rows.test is not None)
-    with failures, started as engine, state, torch.no_grad():
-        if resume_step is None:
-            state.start(session)
+    with failures, running as engine, run_log, torch.no_grad():
+        if resumed is None:
+            run_log.begin(session)
         else:
-            state.resume(resume_step)
-        with progress_reporter(console, config.steps, state.step) as progress:
+            _resume(resumed, scores, divergence, replayable=session.optimizer.replayable)
+        with progress_reporter(console, config.steps, run_log.step) as progress:
             if session.objective.measures_forgetting:
-                start = session if resume_step is None else restore.load_start(config, run)
-                state.forgetting = Forgetting(config, start, list(session.params.tensors), kept)
+                start = session if resumed is None else restore.load_start(config, run)
+                scores.forgetting = Forgetting(config, start, list(session.params.tensors), kept)
                 del start
-            state.evaluate_and_save(session, rows.dev, progress)
-            state.score_untrained(session, evaluated, console)
-            stop_reason = state.find_stop_reason()
-            while state.step < config.steps and stop_reason is None:
-                numbers = sampler.batch(config.batch_number(state.step))
-                batch, weights = [rows.train[i] for i in numbers], sampler.weights(numbers)
-                result = session.step(batch, state.step, weights)
+            scores.on_dev(session, progress)
+            scores.before_training(session)
+            stop_reason = find_stop_reason(scores, divergence)
+            while run_log.step < config.steps and stop_reason is None:
+                step = run_log.step
+                numbers = sampler.batch(config.batch_number(step))
+                result = session.step([train[i] for i in numbers], step, sampler.weights(numbers))
                 figures = session.objective.step_scalars(session.optimizer.count_forwards)
-                state.record(result, figures)
-                if engine is not None:
-                    engine.update(session.optimizer, state.step - 1, result)
-                state.record_kernels(session.params.noise)
+                check_finite(config, run, step + 1, result)
+                run_log.record(session, result, figures)
+                engine.update(session.optimizer, step, result)
                 if session.loaded.device.type == "cpu":
                     system.trim_malloc()
-                progress.report_step(state.step, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
-                state.evaluate_and_save(session, rows.dev, progress)
-                stop_reason = state.find_stop_reason()
+                progress.report_step(step + 1, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
+                if config.logs_at(step + 1):
+                    divergence.add(result.loss)
+                scores.on_dev(session, progress)
+                divergence.warn(config, step + 1)
+                stop_reason = find_stop_reason(scores, divergence)
             if stop_reason is not None:
-                state.stop(session, stop_reason, rows.dev, progress)
-
-        ranks.from_first("trained")  # the others read the files that rank 0 has written
-        seconds = state.log.seconds()
-        if engine is not None:
-            engine.check_weights(session.params)
-        if state.best.step != state.step:
-            if engine is not None:
-                engine.release()
-            del session  # memory may not hold two models
+                stop_early(stop_reason, session, scores, progress)
+        run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
+        seconds = run_log.seconds()
+        engine.check_weights(session.params)
+        if scores.best != run_log.step:
+            engine.release()
+            del session
             gc.collect()
-            session = restore.load_step(config, run, state.best.step)
-            if engine is not None:
-                attach_engine(engine, session, rows.train)
-        finish(state, session, evaluated, seconds, console)
-    return state
+            session = restore.load_step(config, run, scores.best)
+            engine.serve(session, train)
+        return finish(session, scores, divergence, texts, seconds), scores.dev[0]
 
 
-def _record_data(run: Run, session: Session, splits: Splits, rows: EncodedRows, *, is_new: bool) -> None:
-    log.info("data   %s: %s", session.config.data.name, splits.format_sizes())
-    sizes = {"train": len(rows.train), "dev": len(rows.dev), "test": None if rows.test is None else len(rows.test)}
+def find_stop_reason(scores: Evaluations, divergence: Divergence) -> str | None:
+    """Return what ends the run before its last step: `divergence`, `patience`, `max_seconds`, or None.
+
+    Every process takes one step at least, however low max_seconds is.
+    """
+    run_log, config = scores.run_log, scores.run_log.config
+    if run_log.step >= config.steps:
+        return None
+    if config.stop_on_divergence is not False and divergence.reason is not None:
+        return "divergence"
+    if scores.is_out_of_patience:
+        return "patience"
+    if config.max_seconds is None or run_log.started is None:
+        return None
+    is_over = time.perf_counter() - run_log.started >= config.max_seconds
+    return "max_seconds" if run_log.ranks.first_says(is_over) else None
+
+
+def _resume(step: int, scores: Evaluations, divergence: Divergence, *, replayable: bool) -> None:
+    """Continue an interrupted run at `step`, judged by what it has written up to there."""
+    run_log = scores.run_log
+    if step and run_log.run.writes:
+        scores.load()
+    lines = run_log.resume(step, replayable=replayable)
+    dev = restore.dev_evaluations(run_log.config, run_log.run, lines, stop=step)
+    if dev:
+        scores.add(dev)
+    for line in lines:
+        if line["kind"] == "train":
+            divergence.add(line["loss"])
+            divergence.was_told |= divergence.reason is not None
+    log.info("resumed at step %d of %d", step, run_log.config.steps)
+
+
+# --- before the first step ---
+
+
+def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
+    """Record what is trained on what; in a new run also fit the linear probe and check the precision."""
+    session, splits, sampler, rows = prepared.session, prepared.splits, prepared.sampler, prepared.rows
+    config = session.config
+    log.info("data   %s: %s", config.data.name, splits.format_sizes())
     run.update(
         data_fingerprint=splits.fingerprint,
-        keep_sha256=recovery.keep_sha256(session.config),
-        rows=sizes,
-        prompt=session.encoder.decode(rows.train[0]),
+        keep_sha256=recovery.keep_sha256(config),
+        rows={name: len(rows[name]) if name in rows else None for name in ("train", "dev", "test")},
+        prompt=session.encoder.decode(rows["train"][0]),
         **session.objective.describe(),
-        metric=session.config.chosen_metric,
+        metric=config.chosen_metric,
+        device=system.device_name(session.loaded.device),
+        matmul_precision=torch.get_float32_matmul_precision(),
+        task_version=config.task.version,
+        trainable=session.trainable(),
     )
     if is_new:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
+    _warn_of_shared_rows(prepared)
+    _log_model(prepared)
+    with explain_device_errors("before the first step", smaller_batches(config)):
+        if is_new and config.init == "linear_probe":
+            run.update(probe=fit_output_layer(session, rows["train"]))
+        run.update(**session.objective.check_start([row for of_split in rows.values() for row in of_split]))
+        if is_new and config.steps and session.optimizer.replayable:
+            numbers = sampler.batch(0)
+            precision.check(session, session.loss_of([rows["train"][i] for i in numbers], sampler.weights(numbers)))
+    check_same_weights(session)
+    if session.ranks.size > 1:
+        log.info("ranks  %d ranks share the %s of each step", session.ranks.size, session.ranks.split)
 
 
-def _warn_of_shared_rows(session: Session, splits: Splits, rows: EncodedRows) -> None:
+def _warn_of_shared_rows(prepared: Prepared) -> None:
     """Say how many rows of dev and test are in train, if any are: the scores on them are too good."""
-    named = {name: getattr(splits, name) for name, encoded in rows.splits().items() if encoded}
-    if not session.config.task.labels:
-        text = session.encoder.distinct_text
-        named = {name: [Example((text(row),), -1) for row in encoded] for name, encoded in rows.splits().items()}
+    encoder = prepared.session.encoder
+    named = {name: getattr(prepared.splits, name) for name, rows in prepared.rows.items() if rows}
+    if not prepared.session.config.task.labels:
+        named = {name: [Example((encoder.distinct_text(row),), -1) for row in prepared.rows[name]] for name in named}
     shared = {other: count for (first, other), count in shared_rows(named).items() if first == "train" and count}
     if shared:
         parts = [f"{count:,} of {len(named[other]):,} rows of {other}" for other, count in shared.items()]
         log.warning("warning: data: %s are in train, too: their scores are too good", join(parts))
 
 
-def _prepare_first_step(session: Session, run: Run, rows: EncodedRows, sampler: BatchSampler, *, is_new: bool) -> None:
-    """Leave out what the loss does not depend on; in a new run also fit the linear probe and check the precision."""
-    config = session.config
-    unreachable, kept_bytes = prepare_first_step(session, rows.train, rows.dev, sampler)
-    run.update(
-        device=system.device_name(session.loaded.device),
-        matmul_precision=torch.get_float32_matmul_precision(),
-        task_version=config.task.version,
-        trainable=session.trainable(),
-    )
-    _log_model(session, unreachable, kept_bytes)
-    if is_new and config.init == "linear_probe":
-        run.update(probe=fit_output_layer(session, rows.train))
-    run.update(**session.objective.check_start([*rows.train, *rows.dev, *(rows.test or [])]))
-    if is_new and config.steps and session.optimizer.replayable:
-        numbers = sampler.batch(0)
-        precision.check(session, session.loss_of([rows.train[i] for i in numbers], sampler.weights(numbers)))
-
-
-def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> None:
-    config, trainable = session.config, session.trainable()
+def _log_model(prepared: Prepared) -> None:
+    session, config, trainable = prepared.session, prepared.session.config, prepared.session.trainable()
     log.info(
         "model  %s on %s: training %s parameters (%.3g%%) in %d tensor%s",
         config.model.path,
@@ -189,7 +208,7 @@ def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> Non
         log.info("model  base in %s; all but the layers' matrices in float32", describe(session.loaded.model))
     frozen = session.objective.frozen
     if frozen is not None and frozen.count:
-        kept = f" and kept (up to {kept_bytes / 1e6:.3g} MB)" if kept_bytes else ""
+        kept = f" and kept (up to {prepared.states_bytes / 1e6:.3g} MB)" if prepared.states_bytes else ""
         log.info("model  frozen lower %d layers: outputs computed once per batch%s", frozen.count, kept)
     slow = session.params.noise.describe_kernels()[1] if session.optimizer.replayable else ""
     if slow:  # known before the first step: by the environment, or from an earlier job of this process
@@ -199,5 +218,5 @@ def _log_model(session: Session, unreachable: list[str], kept_bytes: int) -> Non
             "warning: optimizer.noise=torch is only for comparison with the published code: torch's CPU generator "
             "keeps the low 32 bits of its seed, so z is the same at every step"
         )
-    if unreachable:
-        log.info("not trained, because the loss does not depend on them: %s", ", ".join(unreachable))
+    if prepared.unreachable:
+        log.info("not trained, because the loss does not depend on them: %s", ", ".join(prepared.unreachable))

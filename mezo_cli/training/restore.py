@@ -5,9 +5,10 @@ whichever checkpoint it starts from. A method without a trajectory has only its 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,18 +16,18 @@ from mezo_cli import models
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, StepRecord
 from mezo_cli.console import progress_log
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.optim import optimizer_class
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
-from mezo_cli.training.verdict import best_step, dev_evaluations
 
 log = logging.getLogger("mezo")
 
 OPTIMIZER_STATE = "optimizer.safetensors"  # in the checkpoint `last` of a method with moments
+REBUILD_SECONDS = 3600.0  # how long the others wait for a rank that rebuilds its weights
 PART = 64  # steps that are replayed between two looks at the clock
 
 
@@ -59,11 +60,26 @@ def find_step(config: Config, run: Run, name: str) -> int:
     return best_step(config, evaluations)
 
 
+def dev_evaluations(
+    config: Config, run: Run, lines: Sequence[Mapping[str, Any]], stop: int
+) -> dict[int, Mapping[str, Any]]:
+    """Return step -> line of every evaluation on dev among the lines of metrics.jsonl."""
+    evaluations = {line["step"]: line for line in lines if line["kind"] == "eval" and line["split"] == "dev"}
+    for step in range(stop):
+        if config.evaluates_at(step) and step not in evaluations:
+            raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {step}")
+    return evaluations
+
+
+def best_step(config: Config, evaluations: Mapping[int, Mapping[str, Any]]) -> int:
+    """Return the step with the best value of the chosen metric; of equal ones the lower loss, then the earlier step."""
+    return min(evaluations, key=lambda step: (*config.rank(evaluations[step]), step))
+
+
 def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> Session:
     """Return a session at the weights of `step`, from the newest checkpoint that is not after it.
 
-    Args:
-        for_resume: also rebuild the state of the method (its moments), so that training can continue.
+    `for_resume`: the state of the method (its moments) is rebuilt, too, so that training can continue.
     """
     saved = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
     if not config.optimizer.replayable and step in saved.values():
@@ -78,6 +94,24 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
         return _replay(load_verified(config, run, name), run, past, at, step, for_resume)
     # The moments are stored: start from there, also when `best` is newer, which would need them rebuilt.
     return _replay(load_verified(config, run, "last"), run, past, state_step, step, for_resume, state)
+
+
+def repair_weights(session: Session, run: Run, step: int) -> None:
+    """Compare the weights of all ranks; let a rank that differs from rank 0 rebuild its own from the trajectory."""
+    ranks = session.ranks
+    if ranks.size == 1:
+        return
+    for is_rebuilt, timeout in ((False, ranks.timeout), (True, max(REBUILD_SECONDS, ranks.timeout))):
+        fingerprints = ranks.exchange(models.fingerprint(session.loaded.model), timeout)
+        differing = [rank for rank, one in enumerate(fingerprints) if one != fingerprints[0]]
+        if not differing:
+            return
+        differ = f"step {step}: the weights of {join(f'rank {rank}' for rank in differing)} differ from rank 0's"
+        if is_rebuilt:
+            raise RunFailed(f"{differ} after a replay of {run.trajectory} too")
+        log.warning("warning: %s; rebuilding them by a replay", differ)
+        if ranks.rank in differing:
+            rebuild(session, run, step)
 
 
 def rebuild(session: Session, run: Run, step: int) -> None:
@@ -107,23 +141,19 @@ def load_for_resume(config: Config, run: Run, step: int) -> Session:
 
 
 def replay_from_base(config: Config, run: Run, step: int) -> Session:
-    """Return a session at the weights of `step`, rebuilt from the base model and the trajectory alone.
-
-    The method's state is rebuilt with them.
-    """
+    """Return a session at the weights and the method's state of `step`, from base model and trajectory alone."""
     past = _read_trajectory(config, run, step)
     return _check_weights(_replay(load_start(config, run, past), run, past, 0, step), run, step)
 
 
 def _check_weights(session: Session, run: Run, step: int) -> Session:
     """Compare rebuilt weights with the sha256 that run.json has for their step, if it has one; return the session."""
-    known = run.info().get("weights") or {}
-    for name in (name for name, one in known.items() if one["step"] == step):
-        expected, found = str(known[name]["sha256"]), models.fingerprint(session.loaded.model)
-        if found != expected:
+    for name, known in (run.info().get("weights") or {}).items():
+        found = models.fingerprint(session.loaded.model) if known["step"] == step else known["sha256"]
+        if found != known["sha256"]:
             raise UserError(
                 f"{run.path}: the rebuilt weights of step {step} ({name}) are not those of the run: sha256 "
-                f"{found[:12]}..., expected {expected[:12]}..."
+                f"{found[:12]}..., expected {known['sha256'][:12]}..."
             )
     return session
 

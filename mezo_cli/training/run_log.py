@@ -4,10 +4,16 @@ import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mezo_cli import models
+from mezo_cli.config.optimizers import CLIP_SETTINGS, zeroth_order
 from mezo_cli.config.schema import Config
+from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import RunStopped, one_line
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import StepResult
@@ -20,84 +26,184 @@ SYNC_SECONDS = 30.0  # the most that a power cut can cost between two evaluation
 
 
 class RunLog:
-    """The open files and the loggers of a run, and its clock. `run` writes on rank 0 alone."""
+    """The open files and the loggers of a run, its step and its clock. As a context manager it closes them.
 
-    def __init__(self, config: Config, run: Run) -> None:
-        self._config, self._run, self._loggers = config, run, RunLoggers(config, run)
+    Each of the ranks that share a run has one; `run` writes on rank 0 alone. The model is not part of it: the methods
+    that need one take the `Session`.
+
+    Attributes:
+        step: steps done, all of which are written.
+        started: when the first step of this process ended; None before.
+    """
+
+    def __init__(self, config: Config, run: Run, ranks: Ranks) -> None:
+        self.config, self.run, self.ranks = config, run, ranks
+        self.step = self._first_step = 0
+        self.started: float | None = None
+        self._loggers = RunLoggers(config, run)
         self._trajectory: trajectory.Writer | None = None
         self._start_time = self._last_sync = time.perf_counter()
         self._seconds_before = 0.0  # training time before the run was interrupted
+        self._exchanged_before = ranks.exchanged["step"]
+        self._summary: Mapping[str, Any] = {}
 
     def seconds(self) -> float:
         """Return the training time so far, without the time between an interruption and the resumption."""
         return self._seconds_before + time.perf_counter() - self._start_time
 
-    def begin(self, header: trajectory.Header | None) -> None:
-        """Begin the files of a new run; None: of a method without a trajectory."""
-        if header is not None:
-            self._trajectory = trajectory.Writer(self._run.open_trajectory(), header)
+    def exchanged_bytes_per_step(self) -> float:
+        """Return how many bytes all ranks together have exchanged per step of this process; 0 in a process alone."""
+        exchanged = self.ranks.exchanged["step"] - self._exchanged_before
+        return round(exchanged / max(self.step - self._first_step, 1), 3)
+
+    # --- begin and end ---
+
+    def begin(self, session: Session) -> None:
+        """Begin a new run: save the initial weights that the base model does not have, and begin the trajectory."""
+        loaded = session.loaded
+        self.run.save_initial_state(
+            lambda path: models.save_initial_state(loaded.model, loaded.fresh, path, loaded.fresh_rows)
+        )
+        fingerprint = models.fingerprint(loaded.model)
+        self.run.update(weights_fingerprint=fingerprint)
+        if session.optimizer.replayable:
+            session.optimizer.keep_start(lambda: session.params)
+            self._trajectory = trajectory.Writer(self.run.open_trajectory(), _make_header(session, fingerprint))
             self._trajectory.sync()
         self._loggers.open()
         self._start_time = time.perf_counter()
 
-    def resume(self, step: int, seconds: float, logged: Mapping[str, int], *, replayable: bool) -> None:
-        """Open the files at a step. `seconds`: of training before it; `logged`: the last steps that loggers had."""
+    def resume(self, step: int, *, replayable: bool) -> list[dict[str, Any]]:
+        """Continue the files at `step`. What was written after it is dropped, to be written again.
+
+        Returns:
+            The lines of metrics.jsonl that are kept.
+        """
+        had = self.run.lines.read_valid()[0]
+        logged = {"train": [m["step"] for m in had if m["kind"] == "train"]}
+        logged["dev"] = [m["step"] for m in had if m["kind"] == "eval" and m["split"] == "dev"]
+        self.run.truncate_metrics(step)
+        self.ranks.from_first("truncated")
+        lines = self.run.metrics()
         if replayable:
-            past = trajectory.read(self._run.trajectory)
-            file = self._run.open_trajectory(past.bytes_until(step))
+            past = trajectory.read(self.run.trajectory)
+            file = self.run.open_trajectory(past.bytes_until(step))
             self._trajectory = trajectory.Writer(file, past.header, past.crc)
-        self._loggers.open(step, logged)
-        self._seconds_before, self._start_time = seconds, time.perf_counter()
+        self._loggers.open(step, {kind: steps[-1] for kind, steps in logged.items() if steps})
+        self.step = self._first_step = step
+        self._seconds_before = max((float(line["seconds"]) for line in lines), default=0.0)
+        self._start_time = time.perf_counter()
+        return lines
 
-    def train(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the line of a step."""
-        values = {**values, "seconds": round(self.seconds(), 3)}
-        self._run.log_metrics("train", step, **values)
-        self._loggers.log(step, {f"train/{key}": value for key, value in values.items()})
+    def __enter__(self) -> "RunLog":
+        return self
 
-    def record(self, step: int, result: StepResult) -> None:
-        """Write the trajectory record of a step, from 0; at times wait until the steps so far are on the disk."""
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the files, and tell the loggers how the run ended: by `error`, or finished with a summary."""
+        with contextlib.suppress(OSError):  # every record was flushed
+            if self._trajectory is not None:
+                self._trajectory.close()
+        if error is None:
+            end = RunEnd("finished", self.step, summary=final_scalars(self._summary))
+        else:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            status: Status = "interrupted" if interrupted or isinstance(error, RunStopped) else "failed"
+            end = RunEnd(status, self.step, "interrupted" if interrupted else one_line(error))
+        self._loggers.close(end)
+
+    # --- what is written ---
+
+    def record(self, session: Session, result: StepResult, figures: Mapping[str, float]) -> None:
+        """Write the line and the trajectory record of the next step; at times wait until they are on the disk.
+
+        Args:
+            session: that has taken the step.
+            result: of the step.
+            figures: the objective's of it, for metrics.jsonl.
+        """
+        step = self.step + 1
+        # The metrics line is written first: after a crash between the two, the step is repeated and its line dropped.
+        if self.config.logs_at(step):
+            values = {**result.scalars(), **figures, "seconds": round(self.seconds(), 3)}
+            self.run.log_metrics("train", step, **values)
+            self._loggers.log(step, {f"train/{key}": value for key, value in values.items()})
         if self._trajectory is not None:
-            self._trajectory.append(step, result.recorded, result.lr)
+            self._trajectory.append(self.step, result.recorded, result.lr)
         if time.perf_counter() - self._last_sync >= SYNC_SECONDS:
             self.sync()
+        self.step = step
+        if self.started is None:
+            self.started = time.perf_counter()
+            if session.optimizer.replayable:  # how its kernels run is known after a step
+                self.run.update(noise_kernels=session.params.noise.describe_kernels()[0])
 
     def evaluation(self, split: str, step: int, evaluation: Evaluation) -> None:
         """Write the line of an evaluation."""
         line = evaluation.line()
-        self._run.log_metrics("eval", step, split=split, **line, seconds=round(self.seconds(), 3))
+        self.run.log_metrics("eval", step, split=split, **line, seconds=round(self.seconds(), 3))
         if split == "dev":
             numbers = {f"dev/{key}": value for key, value in line.items() if isinstance(value, (int, float))}
-            self._run.lines.sync()
+            self.run.lines.sync()
             self._loggers.log(step, numbers)
 
-    def checkpoint(self, session: Session, name: str, step: int) -> None:
-        """Write the checkpoint `best` or `last`."""
+    def checkpoint(self, session: Session, name: str) -> None:
+        """Write the checkpoint `best` or `last` of this step."""
 
         def write(folder: Path) -> None:
             models.save(session.loaded, folder)
             if name == "last":
                 session.optimizer.save_state(folder / OPTIMIZER_STATE)
 
-        if self._config.checkpoint == "full" and self._run.writes and self._run.checkpoint_step(name) != step:
-            self._run.save_checkpoint(name, step, write)
+        if self.config.checkpoint == "full" and self.run.writes and self.run.checkpoint_step(name) != self.step:
+            self.run.save_checkpoint(name, self.step, write)
 
     def sync(self) -> None:
         """Wait until the steps so far are on the disk: they survive a power cut."""
         if self._trajectory is not None:
             self._trajectory.sync()
-        self._run.lines.sync()
+        self.run.lines.sync()
         self._last_sync = time.perf_counter()
 
-    def close(self, step: int, summary: Mapping[str, Any], error: BaseException | None) -> None:
-        """Close the files, and tell the loggers how the run ended: by `error`, or finished with a summary."""
-        with contextlib.suppress(OSError):  # every record was flushed
-            if self._trajectory is not None:
-                self._trajectory.close()
-        if error is None:
-            end = RunEnd("finished", step, summary=final_scalars(summary))
-        else:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            status: Status = "interrupted" if interrupted or isinstance(error, RunStopped) else "failed"
-            end = RunEnd(status, step, "interrupted" if interrupted else one_line(error))
-        self._loggers.close(end)
+    def summary(self, values: dict[str, Any]) -> None:
+        """Write summary.json; loggers get its numbers at the end."""
+        self._summary = values
+        self.run.write_summary(values)
+
+    # --- what evaluations follow from, for a resumed run ---
+
+    def save_values(self, name: str, values: Mapping[str, Tensor]) -> None:
+        """Write split -> values of an evaluation, of their dtype, so that they come back as they were."""
+        dtype = str(next(iter(values.values())).dtype).removeprefix("torch.")
+        rows = {split: of.tolist() for split, of in values.items()}
+        self.run.write_values(name, {"step": self.step, "dtype": dtype, "rows": rows})
+
+    def load_values(self, name: str) -> tuple[int, dict[str, Tensor]]:
+        """Return the step and the values of `save_values`; none where there is no file."""
+        stored = self.run.read_values(name) or {"step": 0, "dtype": "float32", "rows": {}}
+        dtype = getattr(torch, stored["dtype"])
+        return stored["step"], {split: torch.tensor(rows, dtype=dtype) for split, rows in stored["rows"].items()}
+
+
+def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
+    """Return the header of the trajectory that starts from the session's weights."""
+    config, optimizer, params = session.config, session.optimizer, session.params
+    drawn = zeroth_order(config.optimizer)
+    names = [name for name in type(config.optimizer).model_fields if name not in ("name", *CLIP_SETTINGS)]
+    return trajectory.Header(
+        fingerprint=fingerprint,
+        optimizer=config.optimizer.name,
+        noise=drawn.noise,
+        seed=config.seed,
+        samples=drawn.directions,
+        weight_decay=drawn.weight_decay,
+        tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
+        settings={name: getattr(config.optimizer, name) for name in names} | {"steps": config.steps},
+        dtype=config.model.dtype,
+        rounding=trajectory.ROUNDINGS[config.model.dtype],
+        decay="float64" if drawn.weight_decay else None,
+        scalars=optimizer.scalar,
+        clip=drawn.clip_settings,
+        nonnegative=[*params.nonnegative] or None,
+    )

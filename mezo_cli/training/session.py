@@ -9,6 +9,7 @@ import torch
 
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import ALONE, Ranks
+from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.objectives.base import BatchLoss, Objective
@@ -126,3 +127,8 @@ class Session:
         records = objective.predict(rows, report, self.ranks)
         texts = (dict(zip(names, row.texts, strict=True)) if row.columns is None else row.columns for row in examples)
         return [objective.prediction.of(dict(row), *rest) for row, *rest in zip(texts, records, cut, strict=True)]
+
+
+def not_finite_at_start(config: Config) -> UserError:
+    """Return the error for a model whose loss is not finite before training."""
+    return UserError(f"model.path={config.model.path}: its loss is not finite before the first step")

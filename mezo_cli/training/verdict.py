@@ -1,16 +1,13 @@
 """The verdict: whether the picked step is better than the untrained model, by the interval of their difference.
 
-And which evaluation on dev is the best. Both follow from the files of a run, so a resumed run has those of a run that
-was never stopped.
+It follows from the files of a run, so a resumed run has that of a run that was never stopped.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_difference, format_score
-from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 
 Evaluations = Mapping[int, Mapping[str, Any]]  # step -> the fields of the evaluation's line in metrics.jsonl
@@ -21,69 +18,42 @@ NOT_IMPROVED, DIVERGED, NOT_COMPARED = "not_improved", "diverged", "not_compared
 LEAST_ROWS = 10  # of a comparison
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The same rows by the untrained model and by weights that nothing about these rows has picked.
-
-    Attributes:
-        split: `test`; or `dev`, at the last evaluation.
-        step: of the weights.
-        rows: their number.
-        before, after: the metric.
-        difference: after minus before by metric, with `intervals` (objectives/comparison.py).
-    """
-
-    split: str
-    step: int
-    rows: int
-    before: float
-    after: float
-    difference: Mapping[str, Any]
-
-
-def judge_difference(config: Config, compared: Compared, repeatable: bool) -> tuple[str, str]:
-    """Return the verdict on a later step than 0, and the figures or the reason behind it.
+def judge_difference(
+    config: Config,
+    split: str,
+    step: int,
+    rows: int,
+    values: tuple[float, float],
+    difference: Mapping[str, Any],
+    repeatable: bool = True,
+) -> tuple[str, str]:
+    """Return the verdict on weights that nothing about the rows compared has picked, and the figures behind it.
 
     Args:
         config: of the run.
-        compared: the rows that are compared.
+        split: of the rows: test, at the picked step; or dev, at the last evaluation.
+        step: of the weights, later than 0.
+        rows: their number.
+        values: the metric of the untrained model, and of these weights.
+        difference: of the two by metric, with `intervals` (`Evaluation.summary`).
         repeatable: whether the reward gave the same numbers when it was called again.
     """
-    metric, split = config.chosen_metric, compared.split
-    if compared.rows < LEAST_ROWS:
-        return NOT_COMPARED, f"{split} has {compared.rows} rows, and a comparison needs {LEAST_ROWS}"
-    interval = compared.difference["intervals"].get(metric)
+    metric = config.chosen_metric
+    if rows < LEAST_ROWS:
+        return NOT_COMPARED, f"{split} has {rows} rows, and a comparison needs {LEAST_ROWS}"
+    interval = difference["intervals"].get(metric)
     if interval is None:
         return NOT_COMPARED, f"the objective gives no interval of {metric}"
     improved = all(config.better(metric, end, 0.0) for end in interval)
     worse = all(config.better(metric, 0.0, end) for end in interval)
-    before, after = format_score(metric, compared.before), format_score(metric, compared.after)
-    change = format_difference(metric, compared.difference)
-    text = f"{split} {metric} {before} before training, {after} at step {compared.step}: {change}"
+    before, after = (format_score(metric, value) for value in values)
+    change = format_difference(metric, difference)
+    text = f"{split} {metric} {before} before training, {after} at step {step}: {change}"
     if improved and not repeatable:
         return WITHIN_NOISE, f"{text}, but the reward gave other numbers when it was called again"
     if improved or worse:
         return IMPROVED if improved else WORSE, text
     return WITHIN_NOISE, f"{text}, which has 0 in it"
-
-
-# --- the best evaluation ---
-
-
-def dev_evaluations(
-    config: Config, run: Run, lines: Sequence[Mapping[str, Any]], stop: int
-) -> dict[int, Mapping[str, Any]]:
-    """Return step -> line of every evaluation on dev among the lines of metrics.jsonl."""
-    evaluations = {line["step"]: line for line in lines if line["kind"] == "eval" and line["split"] == "dev"}
-    for step in range(stop):
-        if config.evaluates_at(step) and step not in evaluations:
-            raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {step}")
-    return evaluations
-
-
-def best_step(config: Config, evaluations: Mapping[int, Mapping[str, Any]]) -> int:
-    """Return the step with the best value of the chosen metric; of equal ones the lower loss, then the earlier step."""
-    return min(evaluations, key=lambda step: (*config.rank(evaluations[step]), step))
 
 
 # --- the trials of a search: for `mezo tune`, and for its page ---

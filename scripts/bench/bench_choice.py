@@ -35,7 +35,7 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 from mezo_cli.config.compose import build_config
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.tasks.choice import ChoiceRow
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 
 # On one CPU thread its own time is taken, which other processes disturb less.

@@ -28,7 +28,7 @@ from mezo_cli.data import load_splits
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.report.frame import read_run
 from mezo_cli.report.settings import method_name
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.restore import load_step
 from mezo_cli.training.session import Session
 

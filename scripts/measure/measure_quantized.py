@@ -17,7 +17,7 @@ import torch
 
 from mezo_cli import data
 from mezo_cli.config.compose import build_config
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 
 
 @torch.no_grad()

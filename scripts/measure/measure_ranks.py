@@ -27,7 +27,7 @@ from mezo_cli import system
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.distributed.ranks import ALONE, Ranks
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 
 RANKS = 2

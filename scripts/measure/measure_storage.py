@@ -29,7 +29,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.system import trim_malloc
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 
 DEMO = Path(models.__file__).parents[1] / "demo"

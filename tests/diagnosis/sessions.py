@@ -5,7 +5,7 @@ from pathlib import Path
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.diagnosis.findings import Finding, Section
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
 

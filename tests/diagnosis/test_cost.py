@@ -9,7 +9,6 @@ from mezo_cli.config.schema import Config
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis import cost
 from mezo_cli.diagnosis.findings import DOUBT, Deadline, Finding, Section
-from mezo_cli.training.load import EncodedRows
 from mezo_cli.training.session import Session
 from tests.diagnosis.sessions import config, load, named, only
 
@@ -18,10 +17,11 @@ pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 def findings(session: Session, rows: list, *jobs: Config, seconds: float = 60.0) -> dict[str, Finding]:
     sampler = make_sampler(session.config, rows)
-    encoded = EncodedRows(rows, rows, None, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "STEPS", 1)
-        section = cost.check(session, encoded, sampler, {}, 0.0, [session.config, *jobs], Deadline(seconds))
+        section = cost.check(
+            session, {"train": rows, "dev": rows}, sampler, {}, 0.0, [session.config, *jobs], Deadline(seconds)
+        )
     return named(section)
 
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.distributed.launch import read_launch
 from mezo_cli.distributed.ranks import Ranks, split_sizes
 from mezo_cli.errors import UserError
-from mezo_cli.training.agreement import check_rows
+from mezo_cli.training.prepare import check_share_of_rows
 from tests.command_line import error_line, mezo
 
 MET = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -81,8 +80,7 @@ def test_other_ranks_of_torchrun_let_rank_0_end_first(two_ranks: None, monkeypat
 
 def test_fewer_rows_than_ranks_are_refused() -> None:
     ranks: Any = SimpleNamespace(split="rows", size=4, check_same=lambda what, text: None)
-    rows = Splits([Example(("a",), 0)] * 4, [], None)
-    check_rows(Config(), rows, ranks)
+    check_share_of_rows(4, ranks)
     ranks.size = 5
     with pytest.raises(UserError, match="a step has 4 rows, fewer than 5 ranks"):
-        check_rows(Config(), rows, ranks)
+        check_share_of_rows(4, ranks)

@@ -14,7 +14,7 @@ from mezo_cli.data import load_splits
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.base import BatchLoss
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests.command_line import small
 

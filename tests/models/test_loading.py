@@ -25,7 +25,7 @@ from mezo_cli.models.loading import SEQUENTIAL
 from mezo_cli.objectives import OBJECTIVES, packing, plain_check
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.system import peak_memory, reset_peak_memory
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from tests import tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
 

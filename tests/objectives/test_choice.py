@@ -13,7 +13,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo

@@ -14,7 +14,7 @@ from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
 

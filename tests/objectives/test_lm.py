@@ -20,7 +20,7 @@ from mezo_cli.objectives.collate import to_device
 from mezo_cli.objectives.packing import packs_decoder
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training import linear_probe as probing
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import mezo, small

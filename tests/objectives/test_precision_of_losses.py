@@ -11,7 +11,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.objectives.scoring import accuracy_loss, cross_entropy, f1_loss
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 
 ROWS = [Example((text,), i % 2) for i, text in enumerate(("good", "a bad one", "okay okay"))]
 

@@ -16,7 +16,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests.reference import Reference
 

@@ -57,16 +57,17 @@ def words(home: Path, row: Row) -> list[str]:
 def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder with the weights of the last step of a run, as `mezo replay` writes them."""
     from mezo_cli import models
-    from mezo_cli.training.training_run import TrainingRun
+    from mezo_cli.training.evaluations import Evaluations
+    from mezo_cli.training.session import Session
 
-    original, folder = TrainingRun.evaluate_and_save, tmp_path / "live"
+    original, folder = Evaluations.on_dev, tmp_path / "live"
 
-    def evaluate_and_save(self: TrainingRun, session: Any, *rest: Any) -> None:
+    def on_dev(self: Evaluations, session: Session, *rest: Any) -> None:
         original(self, session, *rest)
-        if self.step == self.config.steps:
+        if self.run_log.step == session.config.steps:
             models.save(session.loaded, folder)
 
-    monkeypatch.setattr(TrainingRun, "evaluate_and_save", evaluate_and_save)
+    monkeypatch.setattr(Evaluations, "on_dev", on_dev)
     return folder
 
 

@@ -26,7 +26,7 @@ from mezo_cli.runs import Run
 from mezo_cli.sharing.card import Card, read_terms, write_card
 from mezo_cli.sharing.model_folder import write_model_folder
 from mezo_cli.sharing.snippet import EXAMPLE, pipeline_task
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import environment, error_line, mezo, small

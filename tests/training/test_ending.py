@@ -15,7 +15,7 @@ from mezo_cli.commands.resume import with_new_end
 from mezo_cli.config.stored import read_config
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run, recovery, trajectory
-from mezo_cli.training import training_run
+from mezo_cli.training import loop
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.training.test_resume import state
@@ -215,7 +215,7 @@ def test_the_first_step_of_a_process_does_not_count(train: Train, monkeypatch: p
         return plain(*words)
 
     monkeypatch.setattr(Mezo, "step", step)
-    monkeypatch.setattr(training_run.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
     assert Run(train("max_seconds=3", "at_limit=finish")).read_summary()["steps"] == 4
 
 

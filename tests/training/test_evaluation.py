@@ -10,8 +10,8 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.objectives.base import BatchLoss
-from mezo_cli.training.load import load_session
-from mezo_cli.training.verdict import best_step
+from mezo_cli.training.prepare import load_session
+from mezo_cli.training.restore import best_step
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 

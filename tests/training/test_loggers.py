@@ -18,8 +18,9 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.runs import Run
-from mezo_cli.training import loggers, training_run
+from mezo_cli.training import loggers
 from mezo_cli.training.loggers.base import LoggedRun, RunEnd, RunLoggers
+from mezo_cli.training.run_log import RunLog
 from tests.command_line import error_line, mezo, small, start
 from tests.training.wandb_files import read_offline_runs
 
@@ -98,14 +99,14 @@ def test_tensorboard_has_what_metrics_have(roberta: Path, movies: Path, tmp_path
     run = tmp_path / "run"
     words = ["logger=tensorboard", "optimizer=sgd", "log_every=1", "objective=cls"]
     with pytest.MonkeyPatch.context() as patch:
-        plain = training_run.TrainingRun.record_kernels
+        plain = RunLog.record
 
         def interrupt(self: Any, *given: Any) -> None:
             plain(self, *given)
             if self.step == 5:
                 raise KeyboardInterrupt
 
-        patch.setattr(training_run.TrainingRun, "record_kernels", interrupt)
+        patch.setattr(RunLog, "record", interrupt)
         assert mezo("train", *small(roberta, movies, run, *words)).code == 130
     assert [step for tag, step, _ in scalars(run) if tag == "train/loss"] == [1, 2, 3, 4, 5]
     assert (session_status(run), text(run, "status")) == (0, "interrupted interrupted")

@@ -18,7 +18,7 @@ from mezo_cli.optim.first_order import FirstOrder
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.jsonl import JsonLines
-from mezo_cli.training import loop, restore
+from mezo_cli.training import prepare, restore
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
 from tests.interruption import interrupt_at
@@ -96,7 +96,7 @@ def state(run: Path) -> dict[str, Any]:
 
 
 CUTS: list[tuple[str, Any, str, int, bool]] = [
-    ("while the model is loaded", loop, "load_session", 1, False),
+    ("while the model is loaded", prepare, "load_session", 1, False),
     ("before the first evaluation", Objective, "evaluate", 1, False),
     ("after the first evaluation", JsonLines, "append", 1, True),
     ("within a step", Mezo, "apply_updates", 2, True),

@@ -18,7 +18,7 @@ from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.objectives.collate import collate
 from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.training.load import load_session
+from mezo_cli.training.prepare import load_session
 from tests import tiny
 
 

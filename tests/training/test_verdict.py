@@ -6,7 +6,7 @@ import pytest
 
 from mezo_cli.config import compose
 from mezo_cli.training.divergence import Divergence
-from mezo_cli.training.verdict import Compared, judge_difference
+from mezo_cli.training.verdict import judge_difference
 
 FIRST = [0.5, 0.9] * 5  # mean 0.7, std 0.2: the mean of ten may rise to 0.7 + 3 * 0.7 = 2.8
 
@@ -53,5 +53,5 @@ def test_the_verdict_is_the_side_of_zero_on_which_the_interval_lies(
 ) -> None:
     config = compose.load([f"metric={metric}", "data.dir=x", "data=files"], None).config
     difference = {metric: 0.1, "intervals": {} if interval is None else {metric: list(interval)}}
-    found = judge_difference(config, Compared("test", 4, rows, 0.5, 0.6, difference), repeatable)
+    found = judge_difference(config, "test", 4, rows, (0.5, 0.6), difference, repeatable)
     assert (found[0], said in found[1]) == (expected, True), found

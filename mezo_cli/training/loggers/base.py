@@ -46,10 +46,6 @@ class LoggedRun:
     resumed_at: int | None = None
     logged: Mapping[str, int] = field(default_factory=dict)
 
-    def was_logged(self, step: int, scalars: Mapping[str, float]) -> bool:
-        """Return whether the loggers had the scalars of a step before the run was resumed."""
-        return all(step <= self.logged.get(name.split("/")[0], -1) for name in scalars)
-
 
 @dataclass(frozen=True)
 class RunEnd:

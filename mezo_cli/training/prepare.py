@@ -1,21 +1,23 @@
-"""Load what a config names: data, model, adapter, objective, optimizer; build the session; start its engine."""
+"""Prepare what a command works with: its rows and its session; where it trains, also what a step needs.
+
+`train`, `resume`, `eval`, `predict` and `doctor` begin here, so that all of them see the same rows, weights and loss.
+"""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from mezo_cli import models
+from mezo_cli import data, models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
-from mezo_cli.config.registry import ENGINE_OBJECTIVES
-from mezo_cli.config.schema import Config, Example, Splits
-from mezo_cli.data.batch_sampler import BatchSampler
-from mezo_cli.distributed.ranks import ALONE, current
+from mezo_cli.config.schema import Config, Splits
+from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
+from mezo_cli.distributed.ranks import ALONE, Ranks, current
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.quantized import row_factors
 from mezo_cli.objectives import OBJECTIVES
@@ -25,43 +27,102 @@ from mezo_cli.optim.first_order import set_rate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import noise_of
 from mezo_cli.perturb.params import Params
-from mezo_cli.runs import Run
 from mezo_cli.system import is_device_error
-from mezo_cli.tasks import ClassificationEncoder
-from mezo_cli.training.device_errors import explain_device_errors, smaller_model
+from mezo_cli.tasks.generate import PromptRow
+from mezo_cli.training.device_errors import explain_device_errors, smaller_batches, smaller_model
+from mezo_cli.training.forgetting import read_kept_rows
 from mezo_cli.training.session import Session
-
-if TYPE_CHECKING:  # a run without an engine imports nothing of it
-    from mezo_cli.engine.engine import Engine
 
 log = logging.getLogger("mezo")
 
-CHECKED_ROWS = 2  # whose scores an engine computes at the start, to compare them
+SPLITS = ("train", "dev", "test")
 
 
-@dataclass(frozen=True)
-class EncodedRows:
-    """The rows of a run, tokenized.
+@dataclass
+class Prepared:
+    """A session and its rows, before the first step or forward of a command.
 
     Attributes:
-        train, dev: their rows.
-        test: all of test, None if there is no test split; `texts` are the same as texts.
+        session: at the weights that the command begins with. Where it trains, only the parameters that reach the loss
+            are trainable in it.
+        splits: the rows as texts; all are empty where none were asked for.
+        rows: split -> its rows, tokenized: of the splits that there are and that were asked for.
+        kept: the rows of `data.keep`, where the command trains.
+        unreachable: name -> number of scalars of the parameters that do not reach the loss, where it trains.
+        states_bytes: the memory that will keep what frozen layers compute for the rows.
     """
 
-    train: list[Any]
-    dev: list[Any]
-    test: list[Any] | None
-    texts: list[Example] | None
+    session: Session
+    splits: Splits
+    rows: dict[str, list[Any]]
+    kept: list[PromptRow] = field(default_factory=list)
+    unreachable: dict[str, int] = field(default_factory=dict)
+    states_bytes: int = 0
 
-    def splits(self) -> dict[str, list[Any]]:
-        """Return name -> rows of the splits that there are."""
-        return {"train": self.train, "dev": self.dev} | ({} if self.test is None else {"test": self.test})
+    @cached_property
+    def sampler(self) -> BatchSampler:
+        """Chooses the batches of the training rows."""
+        return make_sampler(self.session.config, self.rows["train"])
 
 
-def encode_rows(encoder: ClassificationEncoder, splits: Splits) -> EncodedRows:
-    """Tokenize all rows."""
-    test = None if splits.test is None else encoder.encode_all(splits.test)
-    return EncodedRows(encoder.encode_all(splits.train), encoder.encode_all(splits.dev), test, splits.test)
+def prepare(
+    config: Config,
+    load: Callable[[], Session] | None = None,
+    check: Callable[[Splits], None] | None = None,
+    *,
+    splits: Sequence[str] = SPLITS,
+    trains: bool = False,
+) -> Prepared:
+    """Load rows and model, tokenize the rows, and compare both among the ranks.
+
+    Args:
+        config: of the run.
+        load: loads the session; None: that of a new run.
+        check: checks the rows before the model is loaded.
+        splits: those that are needed; none: no data are loaded.
+        trains: steps will be taken. The weights are then compared among the ranks where nothing changes them any more.
+    """
+    ranks = current()
+    if not ranks.split:
+        ranks.start(config)
+    found = data.load_splits(config) if splits else Splits([], [], None)
+    ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
+    if trains:
+        check_share_of_rows(min(config.batch_size, len(found.train)), ranks)
+    if check is not None:
+        check(found)
+    session = load_session(config, trains=trains) if load is None else load()
+    texts = {name: getattr(found, name) for name in splits}
+    encode = session.encoder.encode_all
+    prepared = Prepared(session, found, {name: encode(of) for name, of in texts.items() if of is not None})
+    if not trains:
+        check_same_weights(session)
+        return prepared
+    prepared.kept = read_kept_rows(config, session.loaded.tokenizer)
+    sizes = {name: p.numel() for name, p in session.params.tensors.items()}
+    train = prepared.rows["train"]
+    with explain_device_errors("before the first step", smaller_batches(config)):
+        left_out = session.exclude_unreachable(train[0], [train[i] for i in prepared.sampler.batch(0)])
+        prepared.unreachable = {name: sizes[name] for name in left_out}
+        prepared.states_bytes = session.keep_states(train, prepared.rows["dev"]) if config.steps else 0
+    return prepared
+
+
+def check_share_of_rows(rows: int, ranks: Ranks) -> None:
+    """Check that ranks that share the rows of a step have one each at least."""
+    if ranks.split == "rows" and rows < ranks.size:
+        raise UserError(f"distributed.split=rows: a step has {rows} rows, fewer than {ranks.size} ranks")
+
+
+def check_same_weights(session: Session) -> None:
+    """Check that all ranks have the same weights."""
+    ranks, path = session.ranks, session.config.model.path
+    if ranks.size > 1:
+        fingerprint = models.fingerprint(session.loaded.model)
+        ranks.check_same("model", f"model.path={path} with weights of sha256 {fingerprint[:16]}")
+
+
+# --- the session ---
 
 
 def load_session(
@@ -129,48 +190,3 @@ def _build_session(
     ranks = current()
     forward.ranks = ranks if ranks.split == "directions" else ALONE
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
-
-
-def prepare_first_step(
-    session: Session, train: Sequence[Any], dev: Sequence[Any], sampler: BatchSampler
-) -> tuple[list[str], int]:
-    """Leave out what the loss does not depend on, and keep what frozen layers compute for the rows.
-
-    Returns:
-        The names of the parameters that are left out, and the bytes that are kept.
-    """
-    unreachable = session.exclude_unreachable(train[0], [train[i] for i in sampler.batch(0)])
-    return unreachable, session.keep_states(train, dev) if session.config.steps else 0
-
-
-@contextmanager
-def running_engine(config: Config, run: Run, session: Session, *splits: Sequence[Any]) -> Iterator["Engine | None"]:
-    """Yield the run's engine, which computes the session's forwards from then on; None without one.
-
-    Args:
-        config: of the run.
-        run: its directory.
-        session: at the weights that training begins from.
-        splits: the rows of train, and all others that will be scored.
-    """
-    if config.engine.name == "none":
-        del session  # which is replaced at the end of a run: memory may not hold two models
-        yield None
-        return
-    from mezo_cli.engine.engine import Engine
-
-    longest = ENGINE_OBJECTIVES.load(config.objective.name).longest
-    engine = Engine(config, max(longest(session.objective, rows) for rows in splits if rows))
-    try:
-        attach_engine(engine, session, splits[0])
-        run.update(engine=engine.record)
-        del session  # as above
-        yield engine
-    finally:
-        engine.close()
-
-
-def attach_engine(engine: "Engine", session: Session, rows: Sequence[Any]) -> None:
-    """Let a running engine compute a session's forwards, with the session's weights."""
-    by_engine = ENGINE_OBJECTIVES.load(session.config.objective.name)
-    session.objective = by_engine.attach(session.objective, engine, rows[:CHECKED_ROWS])
