@@ -65,7 +65,7 @@ def test_while_loading(
     said: str,
     where: str,
 ) -> None:
-    owner, name = {"load": (loading, "_check_vocabulary"), "first forward": (Mlm, "logits")}[where]
+    owner, name = {"load": (loading, "_check_missing"), "first forward": (Mlm, "logits")}[where]
     raising(monkeypatch, owner, name, error)
     line = error_line(mezo("train", *small(roberta, movies, tmp_path / "run")))
     assert f"loading model.path={roberta}: {said}" in line
