@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import pandas as pd
 from mezo_cli.console import format_duration, printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.document import document
-from mezo_cli.report.figures import COLOURS, SERIES, Line, panel_figure, panels, run_figures, series_name
+from mezo_cli.report.figures import COLOURS, SERIES, WIDE, Line, draw_lines, drawing, page_figure, panels, run_figures
 from mezo_cli.report.frame import Entry, frame, left_out, no_runs, read_runs
 from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.report.output import make_table
@@ -105,13 +106,15 @@ def render(report: Report, progress: Progress) -> str:
             longest = LONGEST if len(shown) < MANY else LONGEST_OF_MANY
             sections.append(section | {"heading": names[run.location], "longest": longest})
             done(number + 1)
+    with drawing():
+        drawn = [page_figure(f"p{number}", WIDE, draw_lines, *one) for number, one in enumerate(report.panels.items())]
     several = {
         "title": f"{len(report.runs)} runs",
         "lede": _lede(report.runs),
         "warnings": report.warnings,
         "groups": group_view(report.groups, seeds=False),
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
-        "panels": [panel_figure(*panel, f"p{number}") for number, panel in enumerate(report.panels.items())],
+        "panels": drawn,
         "run_table": run_table(report.runs, {one["run"]: one["id"] for one in sections}),
         "runs": sections,
     }
@@ -212,6 +215,7 @@ def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: i
         {"setting": key, **{name: format_value(value) for name, value in one.items()}}
         for key, one in told["settings"].items()
     ]
+    legend = list(zip(cycle(SERIES), run.config.task.labels, strict=False))
     return {
         **told,
         "id": f"run-{number + 1}",
@@ -222,8 +226,8 @@ def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: i
         "figures": run_figures(run, table, f"r{number}"),
         "dev_rows": list(zip(*told["dev_completions"].values(), strict=False)),
         "most": max((count for row in told["counts"].values() for count in row.values()), default=0) / HEAT,
-        "colours": {label: series_name(at) for at, label in enumerate(run.config.task.labels)},
-        "legend": [(series_name(at), label) for at, label in enumerate(run.config.task.labels)],
+        "colours": {label: name for name, label in legend},
+        "legend": legend,
         "settings": make_table("", settings, left=3),
     }
 
