@@ -1,8 +1,7 @@
 """Read the paper's tables, and how their runs were set up, from paper.yaml."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +23,6 @@ class Number(NamedTuple):
     std: float | None
     uncertain: bool
 
-    def record(self) -> dict[str, float | bool | None]:
-        """Return the number as fields of a CSV or JSON record."""
-        return {"paper_mean": self.mean, "paper_std": self.std, "paper_uncertain": self.uncertain}
-
 
 class Row(NamedTuple):
     """A row of a table: model, shots (0: zero-shot; None: all rows), method, the loss that was minimised, the numbers.
@@ -47,28 +42,31 @@ class Row(NamedTuple):
         return self.method if self.loss in ("-", "cross_entropy") else f"{self.method} ({self.loss})"
 
 
-@dataclass(frozen=True)
 class Paper:
-    """One of the paper's tables, and the settings of its runs.
+    """One of the paper's tables, and the settings of its runs, as paper.yaml has them.
 
     Attributes:
         seeds: data seeds.
         tasks: how each is scored and trained: `objectives` that give the same scores, `loss`, `metric`.
-        setups: label of a row, or method -> `grid` (key -> its ends), `settings`, `tasks` (whose grid is another).
+        has_shots: whether the rows differ in shots, not in the model.
     """
 
-    source: str
-    about: str
-    notes: tuple[str, ...]
-    seeds: frozenset[int]
-    tasks: Mapping[str, Mapping[str, Any]]
-    rows: tuple[Row, ...]
-    setups: Mapping[str, Mapping[str, Any]]
+    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
+        self.source, self.about, self.notes = source, str(values["about"]), values.get("notes", [])
+        self.seeds = frozenset(values["seeds"])
+        self.tasks: dict[str, Any] = {name: one for one in values["tasks"] for name in one["names"].split()}
+        self.rows = [self._row(cells) for cells in _cells(values["table"])]
+        self.has_shots = len({row.model for row in self.rows}) == 1
+        self._settings, self._grid = values["settings"], list(_cells(values["grid"]))
 
-    @property
-    def has_shots(self) -> bool:
-        """Whether the rows differ in shots, not in the model."""
-        return len({row.model for row in self.rows}) == 1
+    def _row(self, cells: Mapping[str, str]) -> Row:
+        shots = int(cells["k"]) if "k" in cells else 0 if cells["method"] == "zero-shot" else None
+        numbers = {}
+        for task in self.tasks:
+            if match := CELL.fullmatch(cells[task]):  # not "-"
+                mean, std, mark = match.groups()
+                numbers[task] = Number(cells[task], float(mean), float(std) if std else None, bool(mark))
+        return Row(cells["model"], shots, cells["method"], cells["loss"], numbers)
 
     def section(self, model: str, shots: int | None) -> str:
         """Return what the first column says of a row or a group of runs: shots, or the model."""
@@ -83,13 +81,9 @@ class Paper:
         """Return the loss of a row's runs on a task."""
         return str(self.tasks[task]["loss"]) if row.loss == "-" else row.loss
 
-    def setup(self, method: str, loss: str = "") -> Mapping[str, Any]:
-        """Return how a method was run, by that loss if it has a setup of its own; empty for one not in the paper."""
-        return self.setups.get(f"{method} ({loss})") or self.setups.get(method, {})
-
     def settings(self, method: str, loss: str = "") -> Mapping[str, Any]:
-        """Return the settings that a method was run with; empty for a method that is not in the paper."""
-        return dict(self.setup(method, loss).get("settings", {}))
+        """Return the settings of a method's runs, with a loss if it has its own; empty for one not in the paper."""
+        return self._settings.get(f"{method} ({loss})") or self._settings.get(method, {})
 
     def usual_settings(self, method: str) -> Mapping[str, Any]:
         """Return the settings that a label need not mention: the method's own, else those of plain MeZO."""
@@ -97,8 +91,13 @@ class Paper:
 
     def grid(self, method: str, loss: str = "", task: str = "") -> Mapping[str, list[float]]:
         """Return the lowest and highest value of each key of a method's grid, on a task if it has its own."""
-        setup = self.setup(method, loss)
-        return {**setup.get("grid", {}), **setup.get("tasks", {}).get(task, {})}
+        own = f"{method} ({loss})" if f"{method} ({loss})" in self._settings else method
+        found: Mapping[str, str] = {}
+        for row in self._grid:
+            if row["method"] == own and (row["tasks"] == "-" or task in row["tasks"].split()):
+                found = row
+        ends = {key: text for key, text in found.items() if key not in ("method", "tasks") and text != "-"}
+        return {key: [float(end) for end in text.split()] for key, text in ends.items()}
 
 
 def paper(table: str = TABLE) -> Paper:
@@ -116,25 +115,11 @@ def paper_of(model: str) -> Paper:
 
 @cache
 def _tables() -> Mapping[str, Paper]:
-    """Read paper.yaml."""
     content = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    tables = {}
-    for name, values in content["tables"].items():
-        head, *lines = (re.split(r" {2,}", line.strip()) for line in values.pop("table").splitlines())
-        rows = tuple(_row(dict(zip(head, line, strict=True)), values["tasks"]) for line in lines)
-        values |= {"notes": tuple(values.get("notes", ())), "seeds": frozenset(values["seeds"])}
-        tables[name] = Paper(source=content["source"], rows=rows, **values)
-    return tables
+    return {name: Paper(content["source"], values) for name, values in content["tables"].items()}
 
 
-def _row(cells: Mapping[str, str], tasks: Mapping[str, Any]) -> Row:
-    shots = int(cells["k"]) if "k" in cells else 0 if cells["method"] == "zero-shot" else None
-    numbers = {task: _number(cells[task]) for task in tasks if cells[task] != "-"}
-    return Row(cells["model"], shots, cells["method"], cells["loss"], numbers)
-
-
-def _number(text: str) -> Number:
-    match = CELL.fullmatch(text)
-    assert match is not None, f"{FILE}: {text}"
-    mean, std, mark = match.groups()
-    return Number(text, float(mean), float(std) if std else None, bool(mark))
+def _cells(table: str) -> Iterator[dict[str, str]]:
+    """Yield the cells of each line of a table, by the titles in its first."""
+    head, *lines = (re.split(r" {2,}", line.strip()) for line in table.splitlines())
+    yield from (dict(zip(head, line, strict=True)) for line in lines)

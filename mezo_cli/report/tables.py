@@ -8,7 +8,7 @@ from typing import Any
 from mezo_cli.report.frame import no_runs, read_runs
 from mezo_cli.report.groups import Group, format_points, group_runs, missing_seeds, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
-from mezo_cli.report.paper import TABLE, Paper, Row, paper
+from mezo_cli.report.paper import TABLE, Number, Paper, Row, paper
 from mezo_cli.report.settings import format_mean, shown_value
 from mezo_cli.runs.scores import MARK, NOTE
 
@@ -137,7 +137,7 @@ def _group_record(group: Group) -> dict[str, Any]:
         "dev_mean": shown_value(group.metric, group.dev),
         "test_mean": shown_value(group.metric, group.mean),
         "test_std": shown_value(group.metric, group.std),
-        **(dict.fromkeys(("paper_mean", "paper_std", "paper_uncertain")) if number is None else number.record()),
+        **_paper_fields(number),
         "difference": None if difference is None else round(difference, 4),
         "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
         "seeds": list(map(int, group.picks.index)),
@@ -149,6 +149,11 @@ def _group_record(group: Group) -> dict[str, Any]:
         "verdicts": group.verdicts,
         "troubles": group.troubles,
     }
+
+
+def _paper_fields(number: Number | None) -> dict[str, float | bool | None]:
+    fields = ("paper_mean", "paper_std", "paper_uncertain")
+    return dict.fromkeys(fields) if number is None else dict(zip(fields, number[1:], strict=True))
 
 
 def _seed_details(group: Group) -> dict[str, Any]:
@@ -249,4 +254,4 @@ def _paper_cells(table: Paper, row: Row, groups: Sequence[Group]) -> Iterable[di
         yield from ({"row": name, **_group_record(group)} for group in same)
         if not same and task in row.numbers:
             empty = {"task": task, "shots": row.shots, "method": row.method, "loss": table.loss(row, task), "n": 0}
-            yield {"row": name, "model": row.model, **empty, **row.numbers[task].record()}
+            yield {"row": name, "model": row.model, **empty, **_paper_fields(row.numbers[task])}
