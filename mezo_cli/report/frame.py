@@ -4,7 +4,6 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,91 +63,58 @@ class Value(NamedTuple):
     high: float | None = None
 
 
-@dataclass(frozen=True)
 class Entry:
-    """One run: its files as they are read. `scores`: split -> metric or `loss` -> value, of its best checkpoint."""
+    """One run: its files as they are read.
 
-    run: Run
-    config: Config
-    info: Mapping[str, Any]
-    status: str
-    steps_done: int
-    summary: Mapping[str, Any]  # summary.json; empty until the run has finished
-    scores: Mapping[str, Mapping[str, float]]
+    Attributes:
+        summary: summary.json; empty until the run has finished.
+        scores: split -> metric or `loss` -> value, of its best checkpoint.
+        location: the run directory, relative to the working directory if it lies below it.
+        settings: every setting by its dotted key.
+        metric: by which the best checkpoint is chosen.
+        shots: training rows per label; None for all rows.
+        data_seed: the seed that the training rows were drawn with.
+        verdict: what came of the training: improved, not_improved or diverged; None where summary.json does not say it.
+        picked_start: whether the result is that of step 0, the model before training, although steps were taken.
+        point: the settings of the grid.
+        common: those that all runs of its group have in common: those that have an effect, without the grid.
+        group: the same as JSON.
+    """
 
-    @cached_property
-    def settings(self) -> Mapping[str, Any]:
-        """Every setting by its dotted key."""
-        return flatten(self.config)
-
-    @cached_property
-    def location(self) -> str:
-        """The run directory, relative to the working directory if it lies below it."""
-        return relative_path(self.run.path)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has finished."""
-        return self.status == "finished"
-
-    @property
-    def metric(self) -> str:
-        """The metric by which the best checkpoint is chosen."""
-        return self.config.chosen_metric
-
-    @property
-    def model(self) -> str:
-        """The last part of the model's path."""
-        return Path(self.config.model.path).name
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        info: Mapping[str, Any],
+        status: str,
+        steps_done: int,
+        summary: Mapping[str, Any],
+        scores: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        self.run, self.config, self.info, self.status, self.steps_done = run, config, info, status, steps_done
+        self.summary, self.scores, self.finished = summary, scores, status == "finished"
+        self.location, self.settings = relative_path(run.path), flatten(config)
+        self.metric, self.model = config.chosen_metric, Path(config.model.path).name
+        self.verdict, self.picked_start = summary.get("verdict"), picked_start(summary)
+        self.shots, self.data_seed = config.data.shots, config.data_seed
+        folder = Path(data_dir(config.data) or ".")
+        few_shot = None if self.shots is not None else FEW_SHOT_FOLDER.fullmatch(folder.name)
+        if few_shot is not None:
+            self.shots, self.data_seed = map(int, few_shot.groups())
+        idle = unused(config)
+        self.point = {key: value for key, value in self.settings.items() if key in GRID and not matches(key, idle)}
+        limit = LIMIT if config.at_limit == "stop" else ()
+        sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
+        self.common = leave_out(self.settings, (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *idle, *sources))
+        if few_shot is not None:
+            self.common["data.dir"] = str(folder.parent)
+        # A zero-shot run reads no training rows: only the kind of its test set counts.
+        self.common["data.shots"] = self.shots if not is_zero_shot(config) else self.shots is not None
+        self.group = json.dumps(self.common, sort_keys=True, default=str)
 
     def score(self, split: str, metric: str | None = None) -> float | None:
         """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none."""
         return self.scores.get(split, {}).get(metric or self.metric)
-
-    @property
-    def shots(self) -> int | None:
-        """Training rows per label; None for all rows."""
-        match = _few_shot_folder(self.config)
-        return self.config.data.shots if match is None else int(match[1])
-
-    @property
-    def data_seed(self) -> int:
-        """The seed that the training rows were drawn with."""
-        match = _few_shot_folder(self.config)
-        return self.config.data_seed if match is None else int(match[2])
-
-    @property
-    def verdict(self) -> str | None:
-        """What came of the training: improved, not_improved or diverged; None where summary.json does not say it."""
-        return self.summary.get("verdict")
-
-    @property
-    def picked_start(self) -> bool:
-        """Whether the result is that of step 0, the model before training, although steps were taken."""
-        return picked_start(self.summary)
-
-    @cached_property
-    def group(self) -> str:
-        """The settings that all runs of its group have in common, as JSON."""
-        return json.dumps(self.group_settings(), sort_keys=True, default=str)
-
-    def grid_settings(self) -> dict[str, Any]:
-        """Return the run's point of the grid."""
-        excluded = unused(self.config)
-        return {key: value for key, value in self.settings.items() if key in GRID and not matches(key, excluded)}
-
-    def group_settings(self) -> dict[str, Any]:
-        """Return the settings that all runs of a group have in common: those that have an effect, without the grid."""
-        config = self.config
-        limit = LIMIT if config.at_limit == "stop" else ()
-        sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
-        excluded = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *unused(config), *sources)
-        kept = leave_out(self.settings, excluded)
-        if _few_shot_folder(config) is not None:
-            kept["data.dir"] = str(Path(str(data_dir(config.data))).parent)
-        # A zero-shot run reads no training rows: only the kind of its test set counts.
-        kept["data.shots"] = self.shots if not is_zero_shot(config) else self.shots is not None
-        return kept
 
     def trouble(self) -> str:
         """Return why the run has no result: `failed (ERROR)`, `interrupted at step 3 of 10`."""
@@ -243,12 +209,6 @@ def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
     predicted = line.get("predicted") or {}
     total = sum(predicted.values()) or 1
     return {label: count / total for label, count in predicted.items()}
-
-
-def _few_shot_folder(config: Config) -> re.Match[str] | None:
-    """Return the match of (shots, data seed) in the name of a prepared few-shot folder; None for other data."""
-    folder = data_dir(config.data)
-    return None if folder is None or config.data.shots is not None else FEW_SHOT_FOLDER.fullmatch(Path(folder).name)
 
 
 # --- reading ---

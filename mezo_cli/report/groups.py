@@ -63,7 +63,7 @@ class Group:
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries, self.settings, self.config = entries, entries[0].group_settings(), entries[0].config
+        self.entries, self.settings, self.config = entries, entries[0].common, entries[0].config
         config = self.config
         self.task, self.model, self.metric, self.steps = (
             config.task.name,
@@ -161,7 +161,7 @@ def _current_runs(entries: Sequence[Entry], metric: str) -> tuple[pd.DataFrame, 
     columns = {
         "data_seed": [entry.data_seed for entry in entries],
         "seed": [entry.config.seed for entry in entries],
-        "point": [tuple(entry.grid_settings().items()) for entry in entries],
+        "point": [tuple(entry.point.items()) for entry in entries],
         "finished": [entry.finished for entry in entries],
         **{name: [entry.score(name, metric) for entry in entries] for name in ("dev", "test")},
         "dev_loss": [entry.score("dev", "loss") for entry in entries],

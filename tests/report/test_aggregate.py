@@ -1,6 +1,5 @@
 """The protocol: which runs compete, which one is picked, what is averaged, what is missing."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,7 +68,8 @@ def test_run_seeds_of_one_data_seed_do_not_compete_and_each_counts() -> None:
 def test_a_diverged_point_is_not_picked_and_a_diverged_seed_counts() -> None:
     def run(lr: float, seed: int, dev: float, verdict: str = "improved") -> Any:
         entry = make_entry({"seed": seed, "data.seed": 1, "optimizer.lr": lr}, dev=dev, test=dev)
-        return replace(entry, summary={"verdict": verdict})
+        entry.verdict = verdict
+        return entry
 
     high = [run(1e-4, seed, 0.9, "diverged") for seed in (1, 2, 3)]
     low = [run(1e-6, 1, 0.5), run(1e-6, 2, 0.6), run(1e-6, 3, 0.1, "diverged")]
