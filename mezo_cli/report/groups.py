@@ -65,16 +65,13 @@ class Group:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries, self.settings, self.config = entries, entries[0].common, entries[0].config
         config = self.config
-        self.task, self.model, self.metric, self.steps = (
-            config.task.name,
-            entries[0].model,
-            config.shown_metric,
-            config.steps,
-        )
+        self.task, self.model, self.metric = config.task.name, entries[0].model, config.shown_metric
+        self.steps = config.steps
         self.objective, self.loss, self.method = config.objective.name, config.objective.loss, method_name(config)
         self.demo = config.data.name == "demo"  # its rows are not those of the task
         self.zero_shot = is_zero_shot(config)
         self.shots: int | None = 0 if self.zero_shot else entries[0].shots
+        self.setup = (self.task, self.demo, self.shots, self.model)
         self.paper = paper_of(self.model)
         self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))
         self.expected: frozenset[int] = frozenset()
@@ -82,10 +79,6 @@ class Group:
         self.runs, self.troubles = _current_runs(entries, self.metric)
         self.grid: list[Point] = sorted(set(self.runs.point))
         self.runs["point"] = self.runs.point.map({point: number for number, point in enumerate(self.grid)})
-        self._summarise()
-
-    def _summarise(self) -> None:
-        """Pick the points of the grid, and compute what follows from them."""
         self.picks = _pick_best(self.runs, self.config, self.metric)
         picked = self.runs.data_seed.map(self.picks.point)
         self.results = self.runs[self.runs.finished & (self.runs.point == picked)].sort_values(["data_seed", "seed"])
@@ -124,6 +117,26 @@ class Group:
     def missing(self) -> list[int]:
         """The data seeds without a result."""
         return sorted(self.expected - set(self.picks.index))
+
+    def missing_seeds(self) -> list[str]:
+        """Return which of the expected data seeds were not run, as a note."""
+        absent = sorted(self.expected - set(self.runs.data_seed))
+        return [f"not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"] * bool(absent)
+
+    def note_troubles(self) -> None:
+        """Note which runs have no result, and which seeds were run at other points of the grid than the rest."""
+        points, tried = format_points(self.grid), defaultdict(list)
+        seeds = zip(self.runs.seed, self.runs.data_seed, strict=True)
+        names = [f"seed {seed}" + ("" if seed == of_data else f" (data {of_data})") for seed, of_data in seeds]
+        runs = self.runs.assign(name=names).sort_values(["point", "data_seed", "seed"])
+        for run in runs[~runs.finished].itertuples():
+            start = f"{points[run.point]}: " if len(points) > 1 else ""
+            self.troubles.append(f"{start}{run.name} {run.entry.trouble()}")
+        for _, members in runs.groupby(["data_seed", "seed"]):
+            tried["; ".join(points[at] for at in sorted(members.point))].append(members.name.iloc[0])
+        if len(tried) > 1 and not self.zero_shot:
+            texts = " | ".join(f"{', '.join(names)} at {places}" for places, names in tried.items())
+            self.troubles.append(f"the seeds were not run on the same grid: {texts}")
 
     def edges(self) -> list[str]:
         """Return which picked values are the least or the greatest that their data seed tried, and where to go on."""
@@ -200,31 +213,6 @@ def _pick_best(runs: pd.DataFrame, config: Config, metric: str) -> pd.DataFrame:
     return rows.loc[order].drop_duplicates("data_seed").set_index("data_seed").sort_index()
 
 
-def _note_troubles(group: Group) -> None:
-    """Note which runs have no result, and which seeds were run at other points of the grid than the rest."""
-    points, several = format_points(group.grid), len(group.grid) > 1
-    for run in group.runs[~group.runs.finished].sort_values(["point", "data_seed", "seed"]).itertuples():
-        start = f"{points[run.point]}: " if several else ""
-        group.troubles.append(f"{start}{_format_seed(run)} {run.entry.trouble()}")
-    tried: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for _, members in group.runs.groupby(["data_seed", "seed"]):
-        tried[tuple(sorted(members.point))].append(_format_seed(next(members.itertuples())))
-    if len(tried) > 1 and not group.zero_shot:
-        texts = [f"{', '.join(seeds)} at {'; '.join(points[one] for one in at)}" for at, seeds in tried.items()]
-        group.troubles.append(f"the seeds were not run on the same grid: {' | '.join(texts)}")
-
-
-def _format_seed(run: Any) -> str:
-    """Return the seeds of a run: `seed 13`, or `seed 2 (data 1)`."""
-    return f"seed {run.seed}" + ("" if run.seed == run.data_seed else f" (data {run.data_seed})")
-
-
-def missing_seeds(group: Group) -> list[str]:
-    """Return which of the expected data seeds were not run, as a note."""
-    absent = sorted(group.expected - set(group.runs.data_seed))
-    return [f"not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"] * bool(absent)
-
-
 # --- groups beside each other ---
 
 
@@ -236,7 +224,7 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
     groups = [Group(members) for members in by_settings.values()]
     for group in groups:
         group.expected = _expected_seeds(group, groups)
-        _note_troubles(group)
+        group.note_troubles()
     _distinguish(groups)
     return sorted(groups, key=_sort_key)
 
@@ -259,16 +247,9 @@ def _expected_seeds(group: Group, groups: Sequence[Group]) -> frozenset[int]:
     If they are among the paper's, all five of the paper. A zero-shot score is the same on every seed, so no seed is
     expected.
     """
-    if group.zero_shot:
-        return frozenset()
-
-    def setup(one: Group) -> tuple[Any, ...]:
-        return one.task, one.demo, one.shots, one.model
-
-    alike = [other for other in groups if setup(other) == setup(group) and not other.zero_shot]
-    used = frozenset(entry.data_seed for other in alike for entry in other.entries)
-    seeds = group.paper.seeds
-    return used | seeds if group.shots is not None and used <= seeds else used
+    alike = [one for one in groups if one.setup == group.setup and not one.zero_shot and not group.zero_shot]
+    used, seeds = frozenset(entry.data_seed for one in alike for entry in one.entries), group.paper.seeds
+    return used | seeds if group.shots is not None and alike and used <= seeds else used
 
 
 def _distinguish(groups: Sequence[Group]) -> None:
@@ -278,10 +259,9 @@ def _distinguish(groups: Sequence[Group]) -> None:
         look = (group.task, group.shots, group.model, group.objective, group.loss, group.label, group.steps)
         alike[look].append(group)
     for same in alike.values():
-        keys = sorted({key for group in same for key in group.settings})
-        differing = [key for key in keys if len({json.dumps(g.settings.get(key), default=str) for g in same}) > 1]
+        texts = pd.DataFrame([{key: json.dumps(v, default=str) for key, v in g.settings.items()} for g in same])
         for group in same:
-            group.distinguishing = differing
+            group.distinguishing = sorted(texts.columns[texts.nunique(dropna=False) > 1])
     names = Counter((group.task, group.shots, group.label) for group in groups)
     for group in groups:
         group.ambiguous = names[group.task, group.shots, group.label] > 1
@@ -292,40 +272,27 @@ def _distinguish(groups: Sequence[Group]) -> None:
 
 def unlike_paper(group: Group) -> list[str]:
     """Return in what the group's setup differs from that of the paper's row, one text each."""
-    texts = [] if group.zero_shot else [*_other_settings(group), *_outside_grid(group), *_other_seeds(group)]
-    values, built_in = group.entries[0].settings, default_settings(group.config)
+    values, data, texts = group.entries[0].settings, group.config.data, []
+    if not group.zero_shot:
+        expected = group.paper.settings(group.method, group.loss)
+        other = {key: value for key, value in expected.items() if key in group.settings and values[key] != value}
+        differing = (other | group.unusual).items() if expected else ()  # the paper gives none for LP
+        texts += [f"{format_setting(key, values[key])} not {format_value(usual)}" for key, usual in differing]
+        for key, ends in group.paper.grid(group.method, group.loss, group.task).items():
+            picked = sorted({float(dict(group.grid[number]).get(key, ends[0])) for number in group.picks.point})
+            outside = [format_setting(key, value) for value in picked if not min(ends) <= value <= max(ends)]
+            texts += [f"{', '.join(outside)} not {' to '.join(map(format_value, ends))}"] * bool(outside)
+        ours, seeds = set(group.tests.index), group.paper.seeds
+        if ours < seeds:
+            texts.append(f"{len(ours)} of {len(seeds)} data seeds")
+        elif ours != seeds:
+            texts.append(f"data seeds {', '.join(map(str, sorted(ours)))}")
+    built_in = default_settings(group.config)
     prompt = [key for key in values if matches(key, (*PROMPT, f"task.{group.objective}."))]
     if any(values[key] != built_in.get(key) for key in prompt):
         texts.append("another prompt")
-    data = group.config.data
     if data.eval_limit is not None and data.eval_limit < TEST_ROWS:
         texts.append(f"tested on at most {data.eval_limit} rows")
     if group.zero_shot and not (data.shots is not None or group.settings["data.shots"] or data.test_size):
         texts.append(f"tested on all rows, the paper on at most {TEST_ROWS}")
     return texts
-
-
-def _other_settings(group: Group) -> list[str]:
-    expected, values = group.paper.settings(group.method, group.loss), group.entries[0].settings
-    other = {key: value for key, value in expected.items() if key in group.settings and values[key] != value}
-    differing = (other | group.unusual).items() if expected else ()  # the paper gives none for LP
-    return [f"{format_setting(key, values[key])} not {format_value(usual)}" for key, usual in differing]
-
-
-def _outside_grid(group: Group) -> list[str]:
-    """Return the picked values that lie outside the paper's grid."""
-    texts = []
-    for key, ends in group.paper.grid(group.method, group.loss, group.task).items():
-        picked = {float(dict(group.grid[number]).get(key, ends[0])) for number in group.picks.point}
-        outside = sorted(value for value in picked if not min(ends) <= value <= max(ends))
-        if outside:
-            allowed = " to ".join(f"{end:g}" for end in ends)
-            texts.append(f"{', '.join(format_setting(key, value) for value in outside)} not {allowed}")
-    return texts
-
-
-def _other_seeds(group: Group) -> list[str]:
-    ours, seeds = set(group.tests.index), group.paper.seeds
-    if ours < seeds:
-        return [f"{len(ours)} of {len(seeds)} data seeds"]
-    return [] if ours == seeds else [f"data seeds {', '.join(map(str, sorted(ours)))}"]

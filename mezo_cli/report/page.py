@@ -26,13 +26,10 @@ from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.report.output import make_table
 from mezo_cli.report.paper import paper
 from mezo_cli.report.settings import (
-    WITHOUT_EFFECT,
     format_mean,
     format_score,
-    format_setting,
     format_value,
     is_fraction,
-    matches,
     scale,
     short_name,
     told_settings,
@@ -97,20 +94,22 @@ def read_report(folders: Sequence[Path], progress: Progress) -> Report:
 
 def render(report: Report, progress: Progress) -> str:
     """Return the page; about one run alone if it is one. `progress` shows how many runs are drawn."""
-    names = dict(zip((run.location for run in report.runs), run_names(report.runs), strict=True))
     shown, sections = [run for run in report.runs if run.location in report.documents], []
     of_run = dict(iter(report.table.groupby("run")))
     with progress("runs drawn", len(shown)) as done:
         for number, run in enumerate(shown):
             section = _section(run, report.documents[run.location], of_run.get(run.location, report.table[:0]), number)
-            longest = LONGEST if len(shown) < MANY else LONGEST_OF_MANY
-            sections.append(section | {"heading": names[run.location], "longest": longest})
+            sections.append(section | {"longest": LONGEST if len(shown) < MANY else LONGEST_OF_MANY})
             done(number + 1)
+    states = ", ".join(
+        f"{count} {status}" for status, count in Counter(run.status for run in report.runs).most_common()
+    )
+    tasks, models = sorted({run.config.task.name for run in report.runs}), sorted({run.model for run in report.runs})
     with drawing():
         drawn = [page_figure(f"p{number}", WIDE, draw_lines, *one) for number, one in enumerate(report.panels.items())]
     several = {
         "title": f"{len(report.runs)} runs",
-        "lede": _lede(report.runs),
+        "lede": f"{states}; on {', '.join(tasks)}, with {', '.join(models)}.",
         "warnings": report.warnings,
         "groups": group_view(report.groups, seeds=False),
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
@@ -132,7 +131,7 @@ def _environment() -> "Environment":
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=lambda name: name != "style.css",
+        autoescape=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -142,44 +141,13 @@ def _environment() -> "Environment":
     return environment
 
 
-def _style() -> Any:
+def _style() -> str:
     """Return the style sheet, with the colours of both schemes."""
-    from markupsafe import Markup
-
     light, dark = ("; ".join(f"--{name}: {both[at]}" for name, both in COLOURS.items()) for at in (0, 1))
-    colours = f":root {{ {light}; color-scheme: light dark; }}\n"
-    colours += f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
-    return Markup(_environment().get_template("style.css").render(colours=colours, series=[*SERIES, "quiet"]))
-
-
-def _lede(runs: Sequence[Entry]) -> str:
-    """Return one sentence about all runs."""
-    statuses = Counter(run.status for run in runs)
-    states = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
-    tasks, models = sorted({run.config.task.name for run in runs}), sorted({run.model for run in runs})
-    return f"{states}; on {_listed(tasks)}, with {_listed(models)}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:5])} and {len(names) - 5} more"
-
-
-def run_names(runs: Sequence[Entry]) -> list[str]:
-    """Return each run in the settings in which it differs from the others: `lr=1e-05, seed=13`.
-
-    With its directory where that is not enough.
-    """
-    told = told_settings([run.settings for run in runs])
-    keys = [key for key in told[0] if not matches(key, (*WITHOUT_EFFECT, "eval_every"))] or list(told[0])
-    names = [
-        ", ".join(format_setting(key, one[key]) for key in keys if key in run.settings)
-        for one, run in zip(told, runs, strict=True)
-    ]
-    counts = Counter(names)
-    return [
-        name if counts[name] == 1 else ", ".join(filter(None, (name, run.location)))
-        for name, run in zip(names, runs, strict=True)
-    ]
+    swatches = "\n".join(f".s-{name} {{ --swatch: var(--{name}); }}" for name in (*SERIES, "quiet"))
+    dark_scheme = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    return f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
 
 
 def run_table(runs: Sequence[Entry], links: Mapping[str, str]) -> dict[str, Any]:
@@ -220,7 +188,7 @@ def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: i
         **told,
         "id": f"run-{number + 1}",
         "template": run.config.task.template,
-        "summary": f"{run.location}: {summary_line(run)}",
+        "summary": summary_line(run),
         "status": run.status if run.finished else run.trouble(),
         "key": _key_numbers(run, told),
         "figures": run_figures(run, table, f"r{number}"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.report.frame import no_runs, read_runs
-from mezo_cli.report.groups import Group, format_points, group_runs, missing_seeds, unlike_paper
+from mezo_cli.report.groups import Group, format_points, group_runs, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, paper
 from mezo_cli.report.settings import format_mean, shown_value
@@ -111,7 +111,7 @@ def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[st
     """Return notes on runs without a result, grids, what differs from the paper, and what the marks mean."""
     notes = [f"{group.title}: {text}" for group in groups for text in (*group.troubles, *group.edges())]
     if with_missing:
-        notes += [f"{group.title}: {text}" for group in groups for text in missing_seeds(group)]
+        notes += [f"{group.title}: {text}" for group in groups for text in group.missing_seeds()]
     notes += [NOTE] if any(group.at_start for group in groups) else []
     for group in groups:
         if 0 < len(group.at_start) < len(group.picks):

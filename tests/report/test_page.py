@@ -142,7 +142,7 @@ def test_runs_are_named_by_what_differs_and_stand_in_one_table(several: str) -> 
     assert columns[:2] == ["run", "status"]
     assert {"lr", "eps", "seed", "dev", "test", "at step"} <= set(columns)
     assert len(re.findall(r'<td><a href="#run-\d+">', several)) == 12
-    assert re.search(r"<summary>[^<]*lr=1e-05, eps=0.01[^<]*seed=13", several)
+    assert re.search(r"<summary>[^<]*grid-1e-05-0.01-13<span[^>]*>dev [^<]*lr 1e-05, seed 13<", several)
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
