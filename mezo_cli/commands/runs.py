@@ -27,7 +27,8 @@ from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.settings import (
     WITHOUT_EFFECT,
     differing_keys,
-    flatten_stored,
+    fill,
+    flatten_values,
     format_score,
     format_value,
     matches,
@@ -158,7 +159,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
 
 def _differences(listed: Sequence[Listed]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the settings of each run by dotted key (empty for a damaged one), and the keys that differ."""
-    flat = flatten_stored([run.settings for run in listed], lambda key: setting({}, key))
+    flat = fill([flatten_values(run.settings) for run in listed], lambda key: setting({}, key))
     keys = differing_keys([one for one, run in zip(flat, listed, strict=True) if run.settings])
     return [one if run.settings else {} for one, run in zip(flat, listed, strict=True)], keys
 

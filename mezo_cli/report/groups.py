@@ -151,9 +151,9 @@ class Group:
         return list(dict.fromkeys(texts))
 
 
-def format_shots(shots: int | None) -> str:
+def format_shots(shots: int | None, sign: str = "k=") -> str:
     """Return `k=16`, or `all` for all rows."""
-    return "all" if shots is None else f"k={shots}"
+    return "all" if shots is None else f"{sign}{shots}"
 
 
 def format_points(grid: Sequence[Point]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mezo_cli.console import format_duration, printable
+from mezo_cli.console import printable
 from mezo_cli.errors import UserError
 from mezo_cli.report.document import document
 from mezo_cli.report.figures import COLOURS, SERIES, WIDE, Line, draw_lines, drawing, page_figure, panels, run_figures
@@ -26,17 +26,17 @@ from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.report.output import make_table
 from mezo_cli.report.paper import paper
 from mezo_cli.report.settings import (
+    differing_keys,
+    fill,
     format_mean,
     format_score,
     format_value,
-    is_fraction,
-    scale,
     short_name,
-    told_settings,
+    telling_keys,
 )
 from mezo_cli.report.tables import PROTOCOL, group_view
 from mezo_cli.runs.run import utc_now
-from mezo_cli.runs.scores import MARK, metrics_of
+from mezo_cli.runs.scores import metrics_of
 from mezo_cli.system import package_version
 
 if TYPE_CHECKING:  # jinja2 is imported when a page is written
@@ -114,7 +114,8 @@ def render(report: Report, progress: Progress) -> str:
         "groups": group_view(report.groups, seeds=False),
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
         "panels": drawn,
-        "run_table": run_table(report.runs, {one["run"]: one["id"] for one in sections}),
+        "run_table": run_table(report.runs),
+        "links": {one["run"]: one["id"] for one in sections},
         "runs": sections,
     }
     content = several if len(report.runs) > 1 else {"title": sections[0]["title"], "single": sections[0]}
@@ -150,18 +151,14 @@ def _style() -> str:
     return f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
 
 
-def run_table(runs: Sequence[Entry], links: Mapping[str, str]) -> dict[str, Any]:
-    """Return the columns and rows of the table of all runs, with every setting that differs.
-
-    Args:
-        runs: the runs.
-        links: the location of a run -> the id of its section in the page.
-    """
-    rows = []
-    for run, told in zip(runs, told_settings([run.settings for run in runs]), strict=True):
+def run_table(runs: Sequence[Entry]) -> pd.DataFrame:
+    """Return the table of all runs, with every setting that differs."""
+    settings = fill([run.settings for run in runs])
+    told, rows = telling_keys(settings, differing_keys(settings)), []
+    for run, of_run in zip(runs, settings, strict=True):
         best, mark = run.best or {}, run.picked_start
         row = {"run": run.location, "status": run.status}
-        row |= {short_name(key): format_value(value) for key, value in told.items()}
+        row |= {short_name(key): format_value(of_run[key]) for key in told}
         row |= {
             "step": f"{run.steps_done:,}",
             "dev": format_mean(run.metric, best.get(run.metric), marked=mark),
@@ -170,8 +167,8 @@ def run_table(runs: Sequence[Entry], links: Mapping[str, str]) -> dict[str, Any]
             "test": format_mean(run.metric, run.score("test"), marked=mark),
             "seconds": f"{run.seconds:,.0f}",
         }
-        rows.append((links.get(run.location), row))
-    return {"columns": list(rows[0][1]), "words": 2, "rows": rows}
+        rows.append(row)
+    return make_table("Runs", rows, left=2)
 
 
 # --- one run ---
@@ -188,7 +185,6 @@ def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: i
         **told,
         "id": f"run-{number + 1}",
         "template": run.config.task.template,
-        "summary": summary_line(run),
         "status": run.status if run.finished else run.trouble(),
         "key": _key_numbers(run, told),
         "figures": run_figures(run, table, f"r{number}"),
@@ -200,39 +196,18 @@ def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: i
     }
 
 
-def summary_line(run: Entry) -> str:
-    """Return status and result of a run in one line."""
-    if not run.finished:
-        return run.trouble()
-    mark = f" {MARK}" if run.picked_start else ""
-    scores = {split: run.score(split) for split in ("dev", "test")}
-    shown = {split: format_score(run.metric, score) for split, score in scores.items() if score is not None}
-    parts = [f"{split} {score}{mark}" for split, score in shown.items()]
-    parts += [f"lr {run.config.optimizer.lr:g}"] if run.config.steps else []
-    return ", ".join([*parts, f"seed {run.config.seed}"])
-
-
 def _key_numbers(run: Entry, told: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the numbers that a reader looks for first, the result before all others: name, value, note."""
     numbers = []
     for result in sorted(told["results"], key=lambda one: not one["name"].startswith("test at best")):
         metric = run.metric if run.metric in result else run.config.shown_metric  # a removed bias has no loss
-        note = f"step {result['step']:,}, loss {format_score('loss', result['loss'])}" if "loss" in result else ""
-        note = note or "no training"
-        note += f"; 95% interval {result['interval']}" if result["interval"] else ""
-        if result["name"].startswith("dev best"):
-            change = scale(run.metric) * (result[metric] - run.dev[0][run.metric])
-            note = f"{f'{change:+.1f} points' if is_fraction(run.metric) else f'{change:+.3g}'}; {note}"
+        notes = ["no training"]
+        if "loss" in result:
+            notes = [f"step {result['step']:,}, loss {format_score('loss', result['loss'])}"]
+        notes += [f"95% interval {result['interval']}"] * bool(result["interval"])
         if result["name"].startswith("test at best") and told["counts"] and run.metric == "accuracy":
             rows = [sum(row.values()) for row in told["counts"].values()]
-            note += f"; always the most frequent label: {100 * max(rows) / sum(rows):.1f}%"
+            notes.append(f"always the most frequent label: {100 * max(rows) / sum(rows):.1f}%")
         value = format_score(metric, result[metric], "%")
-        numbers.append({"name": f"{result['name']} ({metric})", "value": value, "note": note})
-    summary = run.summary
-    if summary.get("forwards"):
-        parts = [f"{summary['forwards']:,} forwards"]
-        parts += [f"{summary['backwards']:,} backwards"] if summary.get("backwards") else []
-        parts += [f"{summary['peak_memory_bytes'] / 1e9:.2f} GB at most"] if summary.get("peak_memory_bytes") else []
-        seconds = format_duration(float(summary["seconds"]))
-        numbers.append({"name": f"training, {summary['steps']:,} steps", "value": seconds, "note": ", ".join(parts)})
+        numbers.append({"name": f"{result['name']} ({metric})", "value": value, "note": "; ".join(notes)})
     return numbers

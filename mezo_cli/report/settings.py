@@ -9,7 +9,6 @@ Every setting has one of three parts:
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -164,31 +163,15 @@ def choice_values(group: str, name: str) -> Mapping[str, Any]:
 # --- differences between runs ---
 
 
-def flatten_stored(runs: Sequence[Mapping[str, Any]], default: Callable[[str], Any]) -> list[dict[str, Any]]:
-    """Return the settings of runs as config.yaml has them, nested, by dotted key; each has the keys of all.
+def fill(runs: Sequence[Mapping[str, Any]], default: Callable[[str], Any] = lambda key: None) -> list[dict[str, Any]]:
+    """Return the settings of runs, by dotted key, each with the keys of all.
 
     Args:
-        runs: as `config.stored.read_settings` returns them: equal sections are the same object, flattened once.
-        default: of a key that did not exist when a run was stored.
+        runs: their settings by dotted key.
+        default: of a key that a run has not, or that did not exist when it was stored.
     """
-    sections: dict[int, dict[str, Any]] = {}
-    flat = [{name: value for name, value in run.items() if not isinstance(value, dict)} for run in runs]
-    for run, one in zip(runs, flat, strict=True):
-        for name, section in run.items():
-            if isinstance(section, dict):
-                if id(section) not in sections:
-                    sections[id(section)] = flatten_values({name: section})
-                one |= sections[id(section)]
-    missing = {key: default(key) for key in dict.fromkeys(key for one in flat for key in one)}
-    return [missing | one for one in flat]
-
-
-def told_settings(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return of each run the settings that differ and say something of their own; None where a run has no such key."""
-    every = dict.fromkeys(key for run in runs for key in run)
-    filled = [{**every, **run} for run in runs]
-    keys = telling_keys(filled, differing_keys(filled))
-    return [{key: run[key] for key in keys} for run in filled]
+    missing = {key: default(key) for key in dict.fromkeys(key for run in runs for key in run)}
+    return [{**missing, **run} for run in runs]
 
 
 def differing_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -203,20 +186,16 @@ def telling_keys(runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list
     A setting of a choice that has one value wherever the choice is made follows from it (the template from the task),
     unless it is of the grid, which a reader looks for.
     """
+
+    def follows(key: str) -> bool:
+        name = f"{key.partition('.')[0]}.name"
+        pairs = {(str(run[name]), str(run[key])) for run in runs} if name in keys and name != key else ()
+        return len(pairs) == len({choice for choice, _ in pairs}) > 0
+
     told = [key for key in keys if not (TWINS.get(key) and all(run[key] == run[TWINS[key]] for run in runs))]
     if "model.path" in told and "model.name" in told:
         told.remove("model.name")
-    return [key for key in told if key in GRID or not _follows(key, runs, keys)]
-
-
-def _follows(key: str, runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> bool:
-    name = f"{key.partition('.')[0]}.name"
-    if name == key or name not in keys:
-        return False
-    values = defaultdict(list)
-    for run in runs:
-        values[run[name]].append(run[key])
-    return all(value == members[0] for members in values.values() for value in members)
+    return [key for key in told if key in GRID or not follows(key)]
 
 
 # --- as text ---

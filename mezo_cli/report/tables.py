@@ -5,8 +5,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mezo_cli.report.frame import no_runs, read_runs
-from mezo_cli.report.groups import Group, format_points, group_runs, unlike_paper
+from mezo_cli.report.groups import Group, format_points, format_shots, group_runs, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, paper
 from mezo_cli.report.settings import format_mean, shown_value
@@ -55,19 +57,19 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
     """
     tables = []
     for title, same in groupby(groups, key=lambda g: f"{g.model}, {g.objective}, {g.loss}"):
-        members = list(same)
-        table = make_table(title, [_group_row(group) for group in members], left=4)
-        unused = [name for name in ("paper", "diff") if not table["paper"].any()]
-        if not any(group.chosen for group in members):
-            unused.append("chosen")
+        table = make_table(title, [_group_row(group) for group in same], left=4)
+        empty = [name for name in ("paper", "diff") if not table["paper"].any()]
+        if (table["chosen"] == "-").all():
+            empty.append("chosen")
             table.attrs["left"] = 3
-        tables.append(table.drop(columns=unused))
+        tables.append(table.drop(columns=empty))
     if seeds:
-        rows = [row for group in groups for row in _pick_rows(group)]
-        tables.append(make_table("each seed", rows, left=4))
+        tables.append(make_table("each seed", [row for group in groups for row in _pick_rows(group)], left=4))
     records = [_group_record(group) for group in groups]
-    own = [{"seeds": _seed_details(group), "settings": dict(group.settings)} for group in groups]
-    details = [{**record, **more} for record, more in zip(records, own, strict=True)]
+    details = [
+        {**record, "seeds": _seed_details(group), "settings": dict(group.settings)}
+        for group, record in zip(groups, records, strict=True)
+    ]
     document = {"protocol": PROTOCOL, "unit": UNIT, "paper": paper().source, "groups": details}
     return Comparison(tables, _group_notes(groups), records, document)
 
@@ -78,7 +80,7 @@ def _group_row(group: Group) -> dict[str, str | None]:
     difference = "" if group.difference is None else f"{group.difference:+.1f}{' *' if unlike_paper(group) else ''}"
     return {
         "task": f"{group.task} ({', '.join(marks)})" if marks else group.task,
-        "shots": "all" if group.shots is None else str(group.shots),
+        "shots": format_shots(group.shots, ""),
         "method": group.label,
         "chosen": " or ".join(group.chosen) or None,
         "steps": str(group.steps),
@@ -96,7 +98,7 @@ def _pick_rows(group: Group) -> list[dict[str, str]]:
     return [
         {
             "task": group.task,
-            "shots": "all" if group.shots is None else str(group.shots),
+            "shots": format_shots(group.shots, ""),
             "method": group.label,
             "picked": points[run.point],
             "seed": f"{run.seed}" if run.seed == run.data_seed else f"{run.seed} (data {run.data_seed})",
@@ -179,18 +181,13 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     A terminal that is too narrow for all tasks gets them in several tables.
     """
     whole = paper(table)
-    first, tasks = "shots" if whole.has_shots else "model", list(whole.tasks)
-    sections = dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows)
-    shown = [group for group in groups if group.task in whole.tasks and not group.demo]
-    shown = [group for group in shown if whole.section(group.model, group.shots) in sections]
-    rows = []
-    for section in sections:
-        lines = _section_lines(whole, section, shown)
-        rows += [{first: section if line is lines[0] else "", **line} for line in lines]
-    lines = make_table("", rows, left=2)
-    size = next(n for n in range(len(tasks), 0, -1) if n == 1 or COLUMN[whole.has_shots] * n + 40 <= width)
-    size = -(-len(tasks) // -(-len(tasks) // size))  # as many in each table
-    parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
+    sections = list(dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows))
+    known = [group for group in groups if group.task in whole.tasks and not group.demo]
+    shown = [group for group in known if whole.section(group.model, group.shots) in sections]
+    first = "shots" if whole.has_shots else "model"
+    lines = make_table("", [line for section in sections for line in _section_lines(whole, section, first, shown)], 2)
+    size = max(1, (width - 40) // COLUMN[whole.has_shots])  # tasks beside each other
+    parts = np.array_split(list(whole.tasks), -(-len(whole.tasks) // size))
     notes = [f"paper: {whole.source}; {whole.about}", *whole.notes, *_group_notes(shown, with_missing=True)]
     is_uncertain = any(number.uncertain for row in whole.rows for number in row.numbers.values())
     notes += [UNCERTAIN] if is_uncertain and UNCERTAIN not in notes else []
@@ -202,25 +199,23 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     return Comparison([lines[[first, "method", *part]] for part in parts], notes, cells, document)
 
 
-def _section_lines(table: Paper, section: str, groups: Sequence[Group]) -> list[dict[str, str]]:
+def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Group]) -> list[dict[str, str]]:
     """Return the lines of some shots or a model: below each of the paper's rows the user's, and at the end others."""
-    lines, own = [], [group for group in groups if table.section(group.model, group.shots) == section]
-    empty, missing = dict.fromkeys(table.tasks, ""), dict.fromkeys(table.tasks, "-")
+    own = [group for group in groups if table.section(group.model, group.shots) == section]
+    empty, missing, lines = dict.fromkeys(table.tasks, ""), dict.fromkeys(table.tasks, "-"), []
     rows: list[Row | None] = [row for row in table.rows if table.section(row.model, row.shots) == section]
     for row in (*rows, None):
+        of_row = [group for group in own if group.paper_row is row]
+        same: dict[str, list[Group]] = {} if of_row or row is None else {"  yours": []}
+        for group in of_row:
+            same.setdefault(_own_name(group), []).append(group)
         if row is not None:
             lines.append({"method": row.label, **empty, **{task: one.text for task, one in row.numbers.items()}})
-        same: dict[str, list[Group]] = {} if row is None else {"  yours": []}
-        for group in own:
-            if group.paper_row is row:
-                same.setdefault(_full_name(group) if row is None else _variant_name(group), []).append(group)
-        if len(same) > 1 and not same.get("  yours", True):
-            del same["  yours"]
         for name, members in same.items():
             lines.append({"method": name, **missing, **{group.task: _result_cell(group) for group in members}})
             points = {one.task: f"{one.difference:+.1f}" for one in members if one.difference is not None}
             lines += [{"method": "  difference", **empty, **points}] if points else []
-    return lines
+    return [{first: section if line is lines[0] else "", **line} for line in lines]
 
 
 def _result_cell(group: Group) -> str:
@@ -229,21 +224,17 @@ def _result_cell(group: Group) -> str:
     return score + (f" {len(group.picks)}/{len(group.expected)}" if group.missing else "")
 
 
-def _variant_name(group: Group) -> str:
-    """Return `  yours`, and the settings that differ from the paper's row."""
-    usual = group.paper.settings(group.method).get("steps")
-    steps = [f"steps={group.steps}"] if group.steps and group.steps != usual else []
+def _own_name(group: Group) -> str:
+    """Return `  yours` and the settings that differ from the paper's row; in full where there is no such row."""
+    steps = [f"steps={group.steps}"] * bool(group.steps)
+    if group.paper_row is None:
+        usual = {*group.paper.tasks.get(group.task, {}).get("objectives", ()), "cross_entropy"}
+        objective = [text for text in (group.objective, group.loss) if text not in usual]
+        return f"yours: {', '.join([group.label, group.model, *objective, *steps])}"
+    if group.steps == group.paper.settings(group.method).get("steps"):
+        steps = []
     variant = ", ".join(filter(None, [group.label.removeprefix(group.method).strip(" ()"), *steps]))
     return f"  yours: {variant}" if variant else "  yours"
-
-
-def _full_name(group: Group) -> str:
-    """Return the full name of a group that matches no row of the paper."""
-    tasks = group.paper.tasks
-    usual = {*tasks[group.task]["objectives"], "cross_entropy"} if group.task in tasks else set()
-    objective = [text for text in (group.objective, group.loss) if text not in usual]
-    steps = [f"steps={group.steps}"] if group.steps else []
-    return f"yours: {group.label}, {', '.join([group.model, *objective, *steps])}"
 
 
 def _paper_cells(table: Paper, row: Row, groups: Sequence[Group]) -> Iterable[dict[str, Any]]:
