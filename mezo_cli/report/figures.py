@@ -21,7 +21,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
 from mezo_cli.report.document import projected_grads, thin_indices
 from mezo_cli.report.frame import Entry
-from mezo_cli.report.groups import Group, format_shots
+from mezo_cli.report.groups import Group
 from mezo_cli.report.output import make_table, write_output
 from mezo_cli.report.settings import format_mean, format_score, is_fraction, scale
 
@@ -98,19 +98,7 @@ class Drawn(NamedTuple):
     legend: Sequence[tuple[str, str]] = ()
 
 
-class Line(NamedTuple):
-    """The metric on dev of a group, over its data seeds.
-
-    Attributes:
-        label: what distinguishes the group from the others of its panel.
-        group: the group; its test score and the paper's number stand beside the curve.
-        rows: a row per step at which runs were evaluated; the index is the forwards of a batch. value (the mean), low
-            and high (one population std from it) of the metric as it is shown, std, runs (how many).
-    """
-
-    label: str
-    group: Group
-    rows: pd.DataFrame
+Line = tuple[Group, pd.DataFrame]  # of a panel: see `panels`
 
 
 # --- what is drawn ---
@@ -272,37 +260,24 @@ def draw_gradients(axes: "Axes", run: Entry, gradients: np.ndarray) -> Drawn:
 def panels(groups: Sequence[Group], table: pd.DataFrame) -> dict[str, list[Line]]:
     """Return title -> lines of one panel per task, metric and kind of data, without groups that were never evaluated.
 
-    A line is over the runs that `compare` picks; over all runs of a group as long as none has finished.
+    A line is a group and a row for each step at which its runs were evaluated on dev: those that `compare` picks, all
+    as long as none has finished. The index is the forwards of a batch; value (the mean), low and high (one population std
+    from it) of the metric as it is shown, std, runs (how many).
     """
-    dev = dict(iter(table[table.split == "dev"].groupby("group")))
-    by_title: dict[str, list[Group]] = defaultdict(list)
+    dev, found = dict(iter(table[table.split == "dev"].groupby("group"))), defaultdict(list)
     for group in groups:
-        if group.entries[0].group in dev:
-            by_title[f"{group.task}{' (demo data)' if group.demo else ''}: {group.metric} on dev"].append(group)
-    return {
-        title: [Line(_label(group, members), group, _line(group, dev[group.entries[0].group])) for group in members]
-        for title, members in by_title.items()
-    }
-
-
-def _line(group: Group, rows: pd.DataFrame) -> pd.DataFrame:
-    picked = {entry.location for entries in group.picks.entries for entry in entries}
-    rows = rows[(rows.metric == group.metric) & (rows.run.isin(picked) | (not picked))]
-    steps = rows.assign(value=scale(group.metric) * rows.value).groupby("step")
-    values, std = steps["value"].mean(), steps["value"].std(ddof=0)
-    columns = {"forwards": steps["forwards"].mean(), "value": values, "std": std, "runs": steps.size()}
-    band = {"low": values - std, "high": values + std} if std.any() else {"low": np.nan, "high": np.nan}
-    return pd.DataFrame({**columns, **band}).set_index("forwards")
-
-
-def _label(group: Group, members: Sequence[Group]) -> str:
-    """Return the group's label, with what else differs between the groups of its panel."""
-
-    def parts(one: Group) -> list[str]:
-        return [one.model, one.objective, one.loss, format_shots(one.shots), f"{one.steps:,} steps"]
-
-    all_parts = zip(parts(group), *map(parts, members), strict=True)
-    return ", ".join([group.label, *(own for own, *others in all_parts if len(set(others)) > 1)])
+        if (rows := dev.get(group.entries[0].group)) is None:
+            continue
+        picked = {entry.location for entries in group.picks.entries for entry in entries}
+        rows = rows[(rows.metric == group.metric) & (rows.run.isin(picked) | (not picked))]
+        steps = rows.assign(value=scale(group.metric) * rows.value).groupby("step")
+        line = pd.DataFrame({"forwards": steps["forwards"].mean(), "value": steps["value"].mean()})
+        line = line.assign(std=steps["value"].std(ddof=0), runs=steps.size())
+        if line["std"].any():
+            line = line.assign(low=line["value"] - line["std"], high=line["value"] + line["std"])
+        title = f"{group.task}{' (demo data)' if group.demo else ''}: {group.metric} on dev"
+        found[title].append((group, line.set_index("forwards")))
+    return found
 
 
 def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
@@ -310,43 +285,35 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
 
     To the right of the curves stand our test score (filled, with its std) and the paper's (hollow).
     """
-    furthest = max(line.rows.index.max() for line in lines) or 1
-    x, legend, factor = 1.06 * furthest, [], scale(lines[0].group.metric)
-    for number, line in enumerate(lines):
-        name = SERIES[number] if number < len(SERIES) else "quiet"
-        marker, group = MARKERS[number % len(MARKERS)] if len(line.rows) <= FEW else "", line.group
-        style = {"linewidth": 0.8 if name == "quiet" else 1.8, "marker": marker, "zorder": 2 - number / 1000}
-        curve(axes, line.rows, name, **style)
-        if name == "quiet":
+    furthest = max(rows.index.max() for _, rows in lines) or 1
+    x, legend, factor = 1.06 * furthest, [], scale(lines[0][0].metric)
+    for number, (group, rows) in enumerate(lines):
+        if number >= len(SERIES):
+            curve(axes, rows, "quiet", linewidth=0.8, marker="", zorder=1.5)
             continue
-        text, number_of_paper = line.label, group.paper_number
+        text, of_paper, name = group.title, group.paper_number, SERIES[number]
         if group.mean is not None:
             text += f": test {format_mean(group.metric, group.mean, group.std)}"
             error = None if group.std is None else [factor * group.std]
             axes.errorbar([x], [factor * group.mean], error, fmt="D", ms=5, color=colour(name), elinewidth=1.2)
-        if number_of_paper is not None:
-            text += f", paper {number_of_paper.text}"
-            axes.plot([x], number_of_paper.mean, "D", zorder=1.9, ms=7, mfc=colour("page"), mec=colour(name), mew=1.5)
-        x += 0.035 * furthest * (group.mean is not None or number_of_paper is not None)
+        if of_paper is not None:
+            text += f", paper {of_paper.text}"
+            axes.plot([x], [of_paper.mean], "D", zorder=1.9, ms=7, mfc=colour("page"), mec=colour(name), mew=1.5)
+        marker = MARKERS[number] if len(rows) <= FEW else ""
+        label = textwrap.fill(_plain(text), LEGEND)
+        curve(axes, rows, name, linewidth=1.8, marker=marker, zorder=2 - number / 1000, label=label)
+        x += 0.035 * furthest * (group.mean is not None or of_paper is not None)
         legend.append((name, text))
     axes.set_xlim(-0.03 * furthest, x if x > 1.06 * furthest else 1.03 * furthest)
-    score_axis(axes, lines[0].group.metric)
+    score_axis(axes, lines[0][0].metric)
     step_axis(axes, "forwards")
-    tables = [_thin(line.rows, TABLE_ROWS // 2).reset_index().assign(group=line.label) for line in lines]
-    numbers = pd.concat(tables).rename(columns={"value": "mean"}).set_index("group")
     rest = len(lines) - len(legend)
     legend += [("quiet", f"{rest} more, in the table")] * bool(rest)
-    return Drawn(title, _panel_note(lines), numbers[["forwards", "mean", "std", "runs"]], legend)
-
-
-def _panel_note(lines: Sequence[Line]) -> str:
-    several = any(line.rows["low"].notna().any() for line in lines)
-    note = "Lines: mean over the seeds" + (", with a band of one standard deviation." if several else ".")
-    if any(line.group.mean is not None for line in lines):
-        note += " Filled diamonds: test at the best checkpoint."
-    if any(line.group.paper_number is not None for line in lines):
-        note += " Hollow diamonds: the paper's test score."
-    return note
+    tables = [_thin(rows, TABLE_ROWS // 2).reset_index().assign(group=group.title) for group, rows in lines]
+    numbers = pd.concat(tables).rename(columns={"value": "mean"}).set_index("group")
+    note = "Lines: mean over the seeds, with a band of one standard deviation. Filled diamonds: test at the best"
+    note += " checkpoint. Hollow diamonds: the paper's test score."
+    return Drawn(title, note, numbers[["forwards", "mean", "std", "runs"]], legend)
 
 
 # --- for a paper ---
@@ -372,20 +339,12 @@ def paper_figure(runs: Sequence[Entry], table: pd.DataFrame, shown: Mapping[str,
             drawn = draw(axes, *what)
             axes.set_title(_plain(drawn.title), loc="left", parse_math=False)
             if len(runs) > 1:
-                _add_legend(axes, drawn.legend)
+                legend = axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+                for text in legend.get_texts():
+                    text.set_parse_math(False)
         file, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
         sheet.savefig(file, format=path.suffix[1:], metadata=undated[path.suffix])
     write_output(path, file.getvalue(), "--figure")
-
-
-def _add_legend(axes: "Axes", entries: Sequence[tuple[str, str]]) -> None:
-    """Add the legend of a panel beside it."""
-    signs = dict(zip(SERIES, MARKERS, strict=True))
-    handles = [axes.plot([], [], signs.get(name, ""), ls="-", color=colour(name), ms=4)[0] for name, _ in entries]
-    texts = [textwrap.fill(_plain(text), LEGEND) for _, text in entries]
-    legend = axes.legend(handles, texts, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
 
 
 def _plain(text: str) -> str:

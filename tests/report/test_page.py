@@ -170,8 +170,8 @@ def test_bands_are_the_spread_over_seeds(several: str) -> None:
     """The curve of the best point of the grid: 0.5 at the start, 0.912 and 0.920 at the end, so 91.6 and 0.4."""
     rows = re.findall(r"<tr>(?:<td[^>]*>[^<]*</td>){5}</tr>", several)
     cells = [[html.unescape(cell) for cell in re.findall(r"<td[^>]*>([^<]*)</td>", row)] for row in rows]
-    assert ["MeZO", "0", "50", "0", "2"] in cells
-    assert ["MeZO", "80", "91.6", "0.4", "2"] in cells
+    assert ["sst2 k=16 MeZO", "0", "50", "0", "2"] in cells
+    assert ["sst2 k=16 MeZO", "80", "91.6", "0.4", "2"] in cells
 
 
 @pytest.mark.slow
