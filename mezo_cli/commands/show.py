@@ -6,7 +6,7 @@ from pathlib import Path
 from mezo_cli.console import make_console, print_line
 from mezo_cli.report.document import document
 from mezo_cli.report.frame import read_run
-from mezo_cli.report.terminal import show_document, show_result
+from mezo_cli.report.terminal import show_document
 
 
 def show(run: Path, as_json: bool, quiet: bool = False) -> None:
@@ -14,7 +14,5 @@ def show(run: Path, as_json: bool, quiet: bool = False) -> None:
     found = document(read_run(run))
     if as_json:
         print_line(json.dumps(found, indent=2, allow_nan=False))
-    elif quiet:
-        show_result(found, make_console())
     else:
-        show_document(found, make_console())
+        show_document(found, make_console(), quiet)

@@ -3,7 +3,6 @@
 It needs the run's directory only: no model and no torch.
 """
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -41,7 +40,7 @@ def document(run: Entry) -> dict[str, Any]:
 def _document(run: Entry) -> dict[str, Any]:
     config, info, optimizer, logged = run.config, run.info, optimizer_class(run.config.optimizer), run.metrics[0]
     gradients = trajectory.scalar_stats(projected_grads(run))
-    examples, completions, prompt = _examples(run), _completions(run), info.get("prompt")
+    examples, prompt = _examples(run), info.get("prompt")
     hidden = ("crc", "kind", "split")
     dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
     return {
@@ -66,12 +65,11 @@ def _document(run: Entry) -> dict[str, Any]:
         optimizer.scalar: dict(gradients),
         "steps_per_second": _speed(run),
         **examples,
-        "dev_completions": completions,
-        "step_names": {step: _name_step(run, step, list(completions)) for step in completions},
+        **_completions(run),
         "settings": changed_settings(config),
         "facts": _facts(run),
         "versions": {name: str(version) for name, version in (info.get("versions") or {}).items()},
-        "commands": _commands(run, examples["completions"]),
+        "commands": _commands(run),
     }
 
 
@@ -172,21 +170,20 @@ def _conclusions(run: Entry) -> list[str]:
 
 def _warnings(run: Entry, zero: float | None, symbol: str) -> list[str]:
     """Return what a reader must know before believing the numbers of a run."""
-    texts = {
-        "finished": [],
-        "running": [f"The run is still running: step {run.steps_done:,} of {run.config.steps:,}."],
-        "interrupted": [f"The run was {run.trouble()}. It can be resumed."],
-    }.get(run.status, [f"The run {run.trouble()}."])
+    texts = [] if run.finished else [f"The run {run.trouble()}."]
+    if run.status == "running":
+        texts = [f"The run is still running: step {run.steps_done:,} of {run.config.steps:,}."]
+    elif run.status == "interrupted":
+        texts = [f"The run was {run.trouble()}. It can be resumed."]
     if run.verdict == "diverged":
         texts.append("The run diverged: its loss rose far above the first, or every dev row got one label.")
     if run.picked_start:
         texts.append(f"{NOTE}.")
-    last = [*run.dev[-1:], *(line for line in run.metrics[1] if line["split"] == "test")][-1:]
-    for line in last:
-        shares = {label: share for label, share in predicted_fractions(line).items() if share >= ONE_LABEL}
-        texts += [
-            f"{name} is predicted for {100 * one:.0f}% of the {line['split']} rows." for name, one in shares.items()
-        ]
+    lines = {line["split"]: line for line in run.metrics[1]}
+    split = "test" if "test" in lines else "dev"
+    for label, share in predicted_fractions(lines.get(split, {})).items():
+        if share >= ONE_LABEL:
+            texts.append(f"{label} is predicted for {100 * share:.0f}% of the {split} rows.")
     if zero is not None and zero >= MOSTLY_ZERO:
         texts.append(f"{symbol} is exactly 0 in {100 * zero:.0f}% of all samples, which then change nothing.")
     return texts
@@ -250,25 +247,26 @@ def _spread(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [rows[i] for i in thin_indices(len(rows), EXAMPLES)]
 
 
-def _completions(run: Entry) -> dict[int, list[dict[str, Any]]]:
-    """Return step -> what the model said of some dev rows at the start, the best step and the last; {} for most."""
+def _completions(run: Entry) -> dict[str, Any]:
+    """Return what the model said of some dev rows at the start, the best step and the last, by step; {} for most."""
     kept, lacking = run.run.completions(run.metrics[1]), {"kind", "step", "crc", "row"}
-    best = [] if run.best is None else [int(run.best["step"])]
-    steps = sorted({*list(kept)[:1], *list(kept)[-1:], *(step for step in best if step in kept)})
-    return {step: [{k: v for k, v in row.items() if k not in lacking} for row in kept[step]] for step in steps}
-
-
-def _name_step(run: Entry, step: int, steps: Sequence[int]) -> str:
-    """Return what a step of the completions is: `step 0, start`."""
-    best = run.best is not None and step == run.best["step"]
-    marks = {"start": step == steps[0], "best": best, "last": step == steps[-1]}
-    return ", ".join([f"step {step:,}", *(name for name, applies in marks.items() if applies)])
+    best = 0 if run.best is None else int(run.best["step"])
+    marks = {"start": min(kept, default=0), "best": best, "last": max(kept, default=0)}
+    steps = sorted({*marks.values()} & {*kept})
+    names = {step: [f"step {step:,}", *(name for name, at in marks.items() if at == step)] for step in steps}
+    return {
+        "dev_completions": {
+            step: [{name: value for name, value in row.items() if name not in lacking} for row in kept[step]]
+            for step in steps
+        },
+        "step_names": {step: ", ".join(words) for step, words in names.items()},
+    }
 
 
 # --- commands ---
 
 
-def _commands(run: Entry, completions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _commands(run: Entry) -> dict[str, str]:
     """Return what can be done with the run -> the command for it."""
     config, info = run.config, run.info
     resumable = "weights" not in info  # as of a run that `mezo export --trajectory` wrote
@@ -281,9 +279,8 @@ def _commands(run: Entry, completions: Sequence[Mapping[str, Any]]) -> dict[str,
     def command(verb: str, *words: str) -> str:
         return run.run.command(verb, *words, info=info)
 
-    commands = {
-        "Run again": _command([word for word in words if word != "-q" and not word.startswith("hydra.run.dir=")])
-    }
+    words = [word for word in words if word != "-q" and not word.startswith("hydra.run.dir=")]
+    commands = {"Run again": _command(words)}
     if resumable and run.status in ("interrupted", "failed"):
         commands["Resume"] = command("resume")
     if resumable and run.finished and not fixed:
@@ -294,18 +291,8 @@ def _commands(run: Entry, completions: Sequence[Mapping[str, Any]]) -> dict[str,
     if run.finished:
         commands["Evaluate"] = command("eval", "--split", "test", *data)
         commands["Export the model"] = command("export", "--out", "FOLDER")
-        commands["Predict a text of your own"] = command("predict") + _texts(
-            read_columns(config.data_task), completions
-        )
+        columns = read_columns(config.data_task)
+        words = [f"{name}=..." for name in columns] if len(columns) > 1 else ["..."]
+        quoted = (f'"{word}"' if re.fullmatch(r"[\w=.]+", word) else shlex.quote(word) for word in words)
+        commands["Predict a text of your own"] = command("predict") + "".join(f" --text {word}" for word in quoted)
     return {name: command for name, command in commands.items() if command}
-
-
-def _texts(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the words of `mezo predict` that give one row; a list or a record is that of a test row."""
-    values = rows[0]["columns"] if rows else {}
-    lists = {name: json.dumps(value) for name, value in values.items() if isinstance(value, (list, dict))}
-    words = [f"{name}={lists.get(name, '...')}" for name in columns]
-    if len(columns) == 1:
-        words = [lists.get(columns[0], "...")]
-    quoted = (f'"{word}"' if re.fullmatch(r"[\w=.]+", word) else shlex.quote(word) for word in words)
-    return "".join(f" --text {word}" for word in quoted)

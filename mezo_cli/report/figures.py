@@ -261,8 +261,8 @@ def panels(groups: Sequence[Group], table: pd.DataFrame) -> dict[str, list[Line]
     """Return title -> lines of one panel per task, metric and kind of data, without groups that were never evaluated.
 
     A line is a group and a row for each step at which its runs were evaluated on dev: those that `compare` picks, all
-    as long as none has finished. The index is the forwards of a batch; value (the mean), low and high (one population std
-    from it) of the metric as it is shown, std, runs (how many).
+    as long as none has finished. The index is the forwards of a batch; value (the mean), std (the population's), low
+    and high (one std from the mean) of the metric as it is shown, runs (how many).
     """
     dev, found = dict(iter(table[table.split == "dev"].groupby("group"))), defaultdict(list)
     for group in groups:
@@ -291,7 +291,7 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
         if number >= len(SERIES):
             curve(axes, rows, "quiet", linewidth=0.8, marker="", zorder=1.5)
             continue
-        text, of_paper, name = group.title, group.paper_number, SERIES[number]
+        text, of_paper, name = group.title.removeprefix(f"{group.task} "), group.paper_number, SERIES[number]
         if group.mean is not None:
             text += f": test {format_mean(group.metric, group.mean, group.std)}"
             error = None if group.std is None else [factor * group.std]

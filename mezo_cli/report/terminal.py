@@ -16,8 +16,11 @@ EXAMPLES = 3  # right and wrong test rows each, and completions
 EXAMPLE_WIDTH = 3  # lines of a completion
 
 
-def show_document(run: Mapping[str, Any], console: Console) -> None:
-    """Print what a run was, its result, how its steps went, some test rows, its settings and commands."""
+def show_document(run: Mapping[str, Any], console: Console, quiet: bool = False) -> None:
+    """Print what a run was, its result, how its steps went, some test rows, its settings and commands.
+
+    If `quiet`, its warnings and its result only.
+    """
     width = min(console.width, WIDTH)
 
     def say(text: str, indent: str = "") -> None:
@@ -25,21 +28,22 @@ def show_document(run: Mapping[str, Any], console: Console) -> None:
         for line in lines or [""]:
             console.print(plain_text(line), soft_wrap=True)
 
-    console.print(plain_text(f"{run['run']}  {run['status']}"))
-    for text in (run["sentence"], *(f"! {text}" for text in run["warnings"])):
+    warnings = [f"! {text}" for text in run["warnings"]]
+    for text in warnings if quiet else (f"{run['run']}  {run['status']}", run["sentence"], *warnings):
         say(text)
-    if run["prompt"] is not None:
-        console.print()
+    if run["prompt"] is not None and not quiet:
+        say("")
         say(f"prompt  {run['prompt']}")
-        if run["label_words"]:
-            say(", ".join(f"{word} = {label}" for label, word in run["label_words"].items()), "        ")
-    if run["results"]:
-        console.print()
+        say(", ".join(f"{word} = {label}" for label, word in run["label_words"].items()), "        ")
+    if run["results"] or quiet:
+        say("")
         console.print(_results(run), width=width)
     for text in run["conclusions"]:
-        console.print()
+        say("")
         say(text)
-    console.print()
+    if quiet:
+        return
+    say("")
     for text, indent in _rows(run, width):
         say(text, indent)
     settings = {
@@ -48,26 +52,16 @@ def show_document(run: Mapping[str, Any], console: Console) -> None:
     }
     lists = {"how it went": _steps(run), "settings that differ from the defaults": settings}
     for title, pairs in {**lists, "where it ran": run["facts"]}.items():
-        table = TextTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column("")
-        table.add_column("", overflow="fold")
+        table = make_table("", "")
+        table.show_header, table.columns[1].justify = False, "left"
         for name, value in pairs.items():
             table.add_row(f"  {name}", value)
-        console.print()
-        console.print(plain_text(title))
+        say("")
+        say(title)
         console.print(table, width=width)
-    console.print()
+    say("")
     for name, command in run["commands"].items():
         console.print(plain_text(f"{name.lower()}:  {command}"), soft_wrap=True)
-
-
-def show_result(run: Mapping[str, Any], console: Console) -> None:
-    """Print the warnings about a run, and its result."""
-    for text in run["warnings"]:
-        console.print(plain_text(f"! {text}"), soft_wrap=True)
-    console.print(_results(run), width=min(console.width, WIDTH))
-    for text in run["conclusions"]:
-        console.print(plain_text(text), soft_wrap=True)
 
 
 def _results(run: Mapping[str, Any]) -> TextTable:
