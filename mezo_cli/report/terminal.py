@@ -29,20 +29,27 @@ def show_document(run: Mapping[str, Any], console: Console, quiet: bool = False)
             console.print(plain_text(line), soft_wrap=True)
 
     warnings = [f"! {text}" for text in run["warnings"]]
-    for text in warnings if quiet else (f"{run['run']}  {run['status']}", run["sentence"], *warnings):
+    if quiet:
+        for text in warnings:
+            say(text)
+        console.print(_results(run), width=width)
+        for text in run["conclusions"]:
+            say(text)
+        return
+    console.print(plain_text(f"{run['run']}  {run['status']}"), soft_wrap=True)
+    for text in (run["sentence"], *warnings):
         say(text)
-    if run["prompt"] is not None and not quiet:
+    if run["prompt"] is not None:
         say("")
         say(f"prompt  {run['prompt']}")
-        say(", ".join(f"{word} = {label}" for label, word in run["label_words"].items()), "        ")
-    if run["results"] or quiet:
+        if run["label_words"]:
+            say(", ".join(f"{word} = {label}" for label, word in run["label_words"].items()), "        ")
+    if run["results"]:
         say("")
         console.print(_results(run), width=width)
     for text in run["conclusions"]:
         say("")
         say(text)
-    if quiet:
-        return
     say("")
     for text, indent in _rows(run, width):
         say(text, indent)
