@@ -3,6 +3,7 @@
 It needs the run's directory only: no model and no torch.
 """
 
+import json
 import re
 import shlex
 from collections import Counter
@@ -69,7 +70,7 @@ def _document(run: Entry) -> dict[str, Any]:
         "settings": changed_settings(config),
         "facts": _facts(run),
         "versions": {name: str(version) for name, version in (info.get("versions") or {}).items()},
-        "commands": _commands(run),
+        "commands": _commands(run, examples["completions"]),
     }
 
 
@@ -151,14 +152,11 @@ def _results(run: Entry) -> list[dict[str, Any]]:
     names = {"test_before": "test before training", "test": f"test at best{mark}"}
     others = [split for split in last if split not in ("dev", "train", "test")]
     lines |= {names.get(split, split): last[split] for split in (*others, "test") if split in last}
-    return [
-        {"name": name, "step": line["step"], "interval": _interval(run, line), **metrics_of(line)}
+    about = {
+        name: {"step": line["step"], "interval": untrained.interval({"intervals": run.intervals(line)}, run.metric)}
         for name, line in lines.items()
-    ]
-
-
-def _interval(run: Entry, line: Mapping[str, Any]) -> str:
-    return untrained.interval({"intervals": run.intervals(line)}, run.metric)
+    }
+    return [{"name": name, **about[name], **metrics_of(line)} for name, line in lines.items()]
 
 
 def _conclusions(run: Entry) -> list[str]:
@@ -226,11 +224,11 @@ def _examples(run: Entry) -> dict[str, Any]:
         found["no_test_rows"] = "It has no predictions of test rows." if run.finished else OPEN_END
     elif "predicted" not in rows[0]:
         ordered = sorted(rows, key=lambda row: (-metrics_of(row).get(run.metric, 0.0), row["row"]))
-        found["completions"] = _spread(ordered)
+        found["completions"] = thin(ordered, EXAMPLES)
     else:
         rows = sorted(rows, key=lambda row: (-row["probabilities"][row["predicted"]], row["row"]))
-        found["right"] = _spread([row for row in rows if row["predicted"] == row["label"]])
-        found["wrong"] = _spread([row for row in rows if row["predicted"] != row["label"]])
+        found["right"] = thin([row for row in rows if row["predicted"] == row["label"]], EXAMPLES)
+        found["wrong"] = thin([row for row in rows if row["predicted"] != row["label"]], EXAMPLES)
         counts, labels = Counter((row["label"], row["predicted"]) for row in rows), run.config.task.labels
         found["test_rows"] = {"correct": sum(counts[label, label] for label in labels)}
         found["test_rows"]["wrong"] = len(rows) - found["test_rows"]["correct"]
@@ -238,13 +236,9 @@ def _examples(run: Entry) -> dict[str, Any]:
     return found
 
 
-def thin_indices(count: int, most: int) -> np.ndarray:
-    """Return at most `most` evenly spaced indices of `count`, the first and the last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)) if count else np.zeros(0, int)
-
-
-def _spread(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [rows[i] for i in thin_indices(len(rows), EXAMPLES)]
+def thin(rows: Sequence[Any], most: int) -> list[Any]:
+    """Return at most `most` evenly spaced ones of some rows, the first and the last among them."""
+    return [rows[at] for at in np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int)]
 
 
 def _completions(run: Entry) -> dict[str, Any]:
@@ -266,7 +260,7 @@ def _completions(run: Entry) -> dict[str, Any]:
 # --- commands ---
 
 
-def _commands(run: Entry) -> dict[str, str]:
+def _commands(run: Entry, completions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return what can be done with the run -> the command for it."""
     config, info = run.config, run.info
     resumable = "weights" not in info  # as of a run that `mezo export --trajectory` wrote
@@ -291,8 +285,11 @@ def _commands(run: Entry) -> dict[str, str]:
     if run.finished:
         commands["Evaluate"] = command("eval", "--split", "test", *data)
         commands["Export the model"] = command("export", "--out", "FOLDER")
-        columns = read_columns(config.data_task)
-        words = [f"{name}=..." for name in columns] if len(columns) > 1 else ["..."]
+        columns, texts = read_columns(config.data_task), {}
+        if completions:  # a text of another row is "..."; a list or a record is this row's
+            texts = {k: json.dumps(v) for k, v in completions[0]["columns"].items() if isinstance(v, (list, dict))}
+        words = [f"{name}={texts.get(name, '...')}" for name in columns]
+        words = words if len(words) > 1 else [word.partition("=")[2] for word in words]
         quoted = (f'"{word}"' if re.fullmatch(r"[\w=.]+", word) else shlex.quote(word) for word in words)
         commands["Predict a text of your own"] = command("predict") + "".join(f" --text {word}" for word in quoted)
     return {name: command for name, command in commands.items() if command}

@@ -19,7 +19,7 @@ import pandas as pd
 from mezo_cli.console import printable
 from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
-from mezo_cli.report.document import projected_grads, thin_indices
+from mezo_cli.report.document import projected_grads, thin
 from mezo_cli.report.frame import Entry
 from mezo_cli.report.groups import Group
 from mezo_cli.report.output import make_table, write_output
@@ -202,7 +202,7 @@ def draw_batches(axes: "Axes", rows: pd.DataFrame, dev: pd.DataFrame) -> Drawn:
 
 
 def _thin(numbers: pd.DataFrame, most: int = TABLE_ROWS) -> pd.DataFrame:
-    return numbers.iloc[thin_indices(len(numbers), most)]
+    return numbers.iloc[thin(range(len(numbers)), most)]
 
 
 def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:

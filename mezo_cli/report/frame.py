@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,33 +34,7 @@ if TYPE_CHECKING:  # `mezo show` needs no pandas
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 LOGGED, REWARDS = ("step", "loss", "seconds"), ("reward", "reward_min", "reward_max")  # of a training step's line
-
-
-class Value(NamedTuple):
-    """A row of the table: one number of a run.
-
-    Attributes:
-        run: its directory.
-        group: what all runs of its group have in common (`Entry.group`).
-        seed: the data seed.
-        step: the number of steps before it.
-        forwards: the forwards of a batch until then.
-        split: `batch` (of a logged step), `dev`, `train`, `test`, `test_before`, or a baseline's name.
-        metric: `loss`, a metric's name, or `predicted LABEL`: the fraction of the rows that get a label.
-        value: the number.
-        low, high: the ends of its 95% interval; of a batch's reward, the least and greatest over the members.
-    """
-
-    run: str
-    group: str
-    seed: int
-    step: int
-    forwards: int
-    split: str
-    metric: str
-    value: float
-    low: float | None = None
-    high: float | None = None
+COLUMNS = ("run", "group", "seed", "step", "forwards", "split", "metric", "value", "low", "high")
 
 
 class Entry:
@@ -172,36 +146,38 @@ class Entry:
         probe = (self.info.get("probe") or {}).get("forwards", 0)
         return self.config.optimizer.count_forwards(step, self.config.steps)["forwards"] + int(probe)
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[tuple[Any, ...]]:
         """Yield the run's rows of the table, but for the logged steps."""
         for line in self.evaluations:
             about = (self.location, self.group, self.data_seed, line["step"], self.forwards(line["step"]))
             fractions = {f"predicted {label}": share for label, share in predicted_fractions(line).items()}
             for metric, value in (metrics_of(line) | fractions).items():
-                yield Value(*about, line["split"], metric, value, *self.intervals(line).get(metric, ()))
+                yield (*about, line["split"], metric, value, *self.intervals(line).get(metric, (None, None)))
 
-    def batches(self) -> "pd.DataFrame":
-        """Return the run's rows of its logged steps: the loss, or the reward where there is one."""
-        import pandas as pd
-
-        columns = self.metrics[0]
-        metric = "reward" if "reward_max" in columns else "loss"
-        return pd.DataFrame(
-            {
-                **{"run": self.location, "group": self.group, "seed": self.data_seed, "step": columns["step"]},
-                "forwards": [self.forwards(step) for step in columns["step"].tolist()],
-                **{"split": "batch", "metric": metric, "value": columns[metric]},
-                **{"low": columns.get("reward_min"), "high": columns.get("reward_max")},
-            }
-        )
+    def batches(self) -> dict[str, Any]:
+        """Return the columns of the run's rows of its logged steps: of the loss, or the reward where there is one."""
+        logged = self.metrics[0]
+        forwards = [self.forwards(step) for step in logged["step"].tolist()]
+        metric = "reward" if "reward_max" in logged else "loss"
+        numbers = (logged[metric], logged.get("reward_min"), logged.get("reward_max"))
+        about = (self.location, self.group, self.data_seed, logged["step"], forwards, "batch", metric)
+        return dict(zip(COLUMNS, (*about, *numbers), strict=True))
 
 
 def frame(runs: Sequence[Entry]) -> "pd.DataFrame":
-    """Return one tidy table of the runs' numbers, with the columns of `Value`."""
+    """Return one tidy table of the runs' numbers, a row each.
+
+    The columns: run, its directory; group, what all runs of its group have in common (`Entry.group`); seed, of the
+    data; step, how many were taken; forwards of a batch until then; split: `batch` (of a logged step), `dev`, `train`,
+    `test`, `test_before`, or a baseline's name; metric: `loss`, a metric's name, or `predicted LABEL`, the fraction of
+    the rows that get a label; value; low and high, the ends of its 95% interval, of a batch's reward the least and
+    greatest over the members.
+    """
     import pandas as pd
 
-    values = pd.DataFrame([value for run in runs for value in run.values()], columns=list(Value._fields))
-    return pd.concat([values, *(run.batches() for run in runs if run.metrics[0])], ignore_index=True)
+    values = pd.DataFrame([row for run in runs for row in run.values()], columns=list(COLUMNS))
+    batches = [pd.DataFrame(run.batches()) for run in runs if run.metrics[0]]
+    return pd.concat([values, *batches], ignore_index=True)
 
 
 def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from mezo_cli.console import TextTable, describe_completion, make_table, plain_text, printable
-from mezo_cli.report.document import thin_indices
+from mezo_cli.report.document import thin
 from mezo_cli.report.settings import format_score, format_value
 from mezo_cli.runs.scores import metrics_of
 
@@ -98,7 +98,7 @@ def _rows(run: Mapping[str, Any], width: int) -> Iterable[tuple[str, str]]:
     completions = run["completions"]
     if completions:
         yield f"{min(EXAMPLES, len(completions))} test rows, from the best completion to the worst", ""
-    for row in (completions[i] for i in thin_indices(len(completions), EXAMPLES)):
+    for row in thin(completions, EXAMPLES):
         scores = ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
         texts = [value for value in row.values() if isinstance(value, str)]  # the prompt, the completion
         yield f"{scores}: {' / '.join(texts)}"[: EXAMPLE_WIDTH * width], "  "

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.errors import UserError
-from mezo_cli.report.document import OPEN_END, document
+from mezo_cli.report.document import OPEN_END, document, thin
 from mezo_cli.report.frame import frame, read_run
 from tests.report.run_directories import make_curves, make_run
 
@@ -64,6 +64,10 @@ def test_the_test_rows_are_spread_from_sure_to_unsure(finished: Path) -> None:
     sure = [row["probabilities"][row["predicted"]] for row in run["right"]]
     assert sure == sorted(sure, reverse=True)
     assert run["counts"]["negative"] == {"negative": 10, "positive": 10}
+
+
+def test_thinning_keeps_the_ends() -> None:
+    assert [thin(range(count), 5) for count in (1000, 3, 0)] == [[0, 250, 500, 749, 999], [0, 1, 2], []]
 
 
 def test_a_running_run(tmp_path: Path) -> None:
