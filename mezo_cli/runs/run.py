@@ -499,6 +499,7 @@ def find_runs(root: Path) -> list[Run]:
     """Return the runs under `root`, oldest first. Those whose run.json cannot be read come first."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder{did_you_mean(root.name, _folders(root.parent))}")
+    os.listdir(root)  # raises where it cannot be read, which os.walk takes for empty
     found = []
     for folder, folders, files in os.walk(root):
         if "run.json" in files or "trajectory.bin" in files:  # a run, which may be damaged: a config.yaml alone is none
