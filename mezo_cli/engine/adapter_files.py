@@ -62,7 +62,7 @@ class AdapterFiles:
     def _perturbed(self, name: str, p: Tensor, direction: Direction | None, c: float) -> Tensor:
         if direction is None:
             return p.detach().cpu().clone()
-        span = self._params.span_of(name)
+        span = self._params.span_of[name]
         out = torch.empty(span.numel, dtype=p.dtype, device=p.device)
         self._params.noise.perturb(direction, span, c, out)
         return out[: p.numel()].view(p.shape).cpu()

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.optimizers import HizooConfig
 from mezo_cli.config.schema import StepRecord
@@ -54,11 +54,12 @@ class Preconditioned(BlockUpdate):
     @contextmanager
     def probing(self, forward: "PerturbedForward") -> Iterator[float]:
         """Let forwards see z / sqrt(H), and yield the eps to perturb by."""
-        from mezo_cli.perturb.noise.divided import DividedNoise
+        from mezo_cli.perturb.noise.by_tensor import DividedNoise
 
         params, noise = forward.params, forward.params.noise
         try:
-            params.noise = cast(Any, DividedNoise(params, self._root_of))  # forwards call only its methods
+            divided: Any = DividedNoise(noise, params.span_of, self._root_of)  # forwards call only its methods
+            params.noise = divided
             yield self.estimator.config.eps
         finally:
             params.noise = noise

@@ -12,7 +12,7 @@ z is drawn by `params.noise.perturb`, for all tensors of a module at once, and `
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import ALONE, Ranks
-from mezo_cli.perturb.functional import ScratchBuffer, linear_per_sign, split_signs, swap_params
-from mezo_cli.perturb.member_weights import MemberPlan, MemberRows, MemberWeights, swapped_data, swapped_forwards
-from mezo_cli.perturb.module_plan import ModulePlan
+from mezo_cli.perturb.functional import ModulePlan, ScratchBuffer, linear_per_sign, split_signs, swap_params
+from mezo_cli.perturb.member_weights import MemberRows, MemberWeights, swapped
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.low_rank import Factors, LowRankNoise
 from mezo_cli.perturb.params import Params, graph_leaves
@@ -39,6 +38,11 @@ PAIRED_TOKENS_ELSEWHERE = 16384
 # alone: its weights are then read while they are in cache, and the scratch buffer is small.
 LAYER_ELEMENTS = {"cpu": 0}
 LAYER_ELEMENTS_ELSEWHERE = SEGMENT
+
+
+# What the forwards of a member see: names of the tensors that it has copies of, other parameters that are rounded, and
+# the forwards of modules without patches.
+MemberPlan = tuple[list[str], Collection[nn.Parameter], dict[nn.Module, Callable[..., Any]]]
 
 
 class Perturbation(NamedTuple):
@@ -67,6 +71,7 @@ class PerturbedForward:
         paired_tokens: the most tokens of a batch for which one forward should compute both signs.
         layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: memory for the perturbed weights of the module that is running.
+        perturbation: what forwards see instead of theta; None outside `perturbed`.
         ranks: those that share the directions of a step; `ALONE` if this process computes all of them.
         uses_factors: whether a linear layer computes with the factors of a z of low rank, without a copy of its weight.
         upcoming: inside `losses_of`, all that losses are computed with there, in order; None stands for theta.
@@ -80,7 +85,7 @@ class PerturbedForward:
         self.layer_elements = LAYER_ELEMENTS.get(device, LAYER_ELEMENTS_ELSEWHERE)
         self._names: dict[int, str] = {id(p): name for name, p in model.named_parameters()}
         self._lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-        self._perturbation: Perturbation | None = None
+        self.perturbation: Perturbation | None = None
         self._paired = False  # a paired forward is running
         self._read: set[str] = set()  # trainable tensors that patched forwards have read
         self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
@@ -90,10 +95,11 @@ class PerturbedForward:
         self.upcoming: Sequence[Perturbation | None] = ()
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
         self._patched: list[nn.Module] = []
-        self._plans: dict[tuple[nn.Module, bool | None, torch.dtype], ModulePlan] = {}
+        self._plans: dict[tuple[nn.Module, bool, torch.dtype], ModulePlan] = {}
+        self._layer_plans: dict[tuple[nn.Module, torch.dtype], ModulePlan] = {}
+        self._member_plans: dict[tuple[bool, torch.dtype], MemberPlan] = {}
         self._planned_for = params.tensors  # the plans are for these trainable tensors
         self._of_layer: dict[int, dict[str, Tensor]] = {}  # sign -> name -> copy, while a layer runs that was perturbed
-        self._member_plans: dict[Any, MemberPlan] = {}
         self._member: MemberWeights | None = None
         self._member_of: Any = None  # the perturbations that it was written for
         self._rounded_copies: dict[nn.Parameter, Tensor] = {}  # of frozen weights in another dtype, for generation
@@ -117,37 +123,30 @@ class PerturbedForward:
             raise ValueError(f"signs are (1, -1), (1,) or (-1,), not {signs}")
         if self._materialized:
             raise RuntimeError("`perturbed` goes around `materialized`: inside, forwards are not patched")
-        outside = {name: self.params.tensors[name].data for name in self._read_outside_module}
-        before = self._perturbation
+        self._renew_plans()
+        before, whole = self.perturbation, dict[Tensor, Tensor]()
         try:
-            self._perturbation = Perturbation(direction, eps, signs)
-            if len(signs) == 1:  # no patched forward reads these: the whole tensor is replaced
-                for name, theta in outside.items():
-                    span = self.params.span_of(name)
-                    out = torch.empty(span.numel, dtype=theta.dtype, device=theta.device)
-                    self.params.noise.perturb(direction, span, self._perturbation.coefficient, out)
-                    self.params.tensors[name].data = out[: theta.numel()].view(theta.shape)
-            with torch.no_grad():  # a graph would be that of theta, not of the perturbed weights
+            self.perturbation = Perturbation(direction, eps, signs)
+            for name in self._read_outside_module if len(signs) == 1 else ():  # no patched forward reads these
+                p, span = self.params.tensors[name], self.params.span_of[name]
+                out = torch.empty(span.numel, dtype=p.dtype, device=p.device)
+                self.params.noise.perturb(direction, span, self.perturbation.coefficient, out)
+                whole[p] = out[: p.numel()].view(p.shape)
+            # A graph would be that of theta, not of the perturbed weights.
+            with swapped("data", whole), torch.no_grad():
                 yield
         finally:
-            self._perturbation = before
-            for name, theta in outside.items():
-                self.params.tensors[name].data = theta
-
-    @property
-    def perturbation(self) -> Perturbation | None:
-        """What forwards see instead of theta; None outside `perturbed`."""
-        return self._perturbation
+            self.perturbation = before
 
     @property
     def num_signs(self) -> int:
         """Number of signs that a forward is to compute now: 2 inside `perturbed` with both, else 1."""
-        return 1 if self._perturbation is None else len(self._perturbation.signs)
+        return 1 if self.perturbation is None else len(self.perturbation.signs)
 
     def forward_per_sign(self, forward: Callable[[], Tensor]) -> Tensor:
         """Run `forward` once per sign, one after the other; return the results stacked, [signs, ...]."""
-        assert self._perturbation is not None
-        direction, eps, signs = self._perturbation
+        assert self.perturbation is not None
+        direction, eps, signs = self.perturbation
         outputs = []
         for sign in signs:
             with self.perturbed(direction, eps, (sign,)):
@@ -224,25 +223,29 @@ class PerturbedForward:
             return
         if self.num_signs != 1:
             raise ValueError("a second copy of the weights is made for one sign: use `perturbed` with (1,) or (-1,)")
-        perturbation = self._perturbation
+        perturbation = self.perturbation
         rows = MemberRows(len(members)) if len(members) > 1 else None
         if rows is not None:
-            self._perturbation = next(filter(None, members))  # which tensors are perturbed is the same for all
+            self.perturbation = next(filter(None, members))  # which tensors are perturbed is the same for all
         try:
-            plan = self._member_plan()
-            data, forwards = self._rounded_data(plan), plan.forwards
+            self._renew_plans()
+            key = self.perturbation is not None, self.compute_dtype
+            if key not in self._member_plans:
+                self._member_plans[key] = self._new_member_plan()
+            names, rounded, forwards = self._member_plans[key]
+            data = {p: self._rounded_copy(p) for p in rounded}
+            written = tuple(members) if rows is not None else (perturbation,)
+            copies = self._written_members(names, written) if names else {}
             if rows is not None:
-                copies = self._written_members(plan.names, tuple(members))
                 matrices = {m: copies[self._names[id(m.weight)]] for m in self._owners()}
                 forwards = forwards | {m: partial(rows.linear, matrix) for m, matrix in matrices.items()}
-            elif plan.names:
-                copies = self._written_members(plan.names, (perturbation,))
-                data |= {self.params.tensors[name]: copies[name][0] for name in plan.names}
-            self._materialized, self._perturbation = True, None
-            with swapped_data(data), swapped_forwards(forwards), torch.no_grad():
+            else:
+                data |= {self.params.tensors[name]: copies[name][0] for name in names}
+            self._materialized, self.perturbation = True, None
+            with swapped("data", data), swapped("forward", forwards), torch.no_grad():
                 yield rows
         finally:
-            self._materialized, self._perturbation = False, perturbation
+            self._materialized, self.perturbation = False, perturbation
 
     @property
     def supports_members(self) -> bool:
@@ -259,21 +262,13 @@ class PerturbedForward:
         names, tensors = self._names, self.params.tensors
         return [m for m in self._original_forwards if any(names[id(p)] in tensors for p in own_parameters(m).values())]
 
-    def _member_plan(self) -> MemberPlan:
-        """Return what a member's forwards see in place of what; made once for the trainable tensors."""
-        key = self._perturbation is not None, self.compute_dtype, tuple(self._read_outside_module)
-        plan = self._member_plans.get(key)
-        if plan is None or plan.tensors is not self.params.tensors:
-            plan = self._member_plans[key] = self._new_member_plan()
-        return plan
-
     def _new_member_plan(self) -> MemberPlan:
-        tensors = self.params.tensors
-        seen = {name for name, p in tensors.items() if self._is_perturbed(p) or self._is_rounded(p)}
-        names = [name for name in tensors if name in seen.difference(self._read_outside_module)]
+        tensors, outside = self.params.tensors, self._read_outside_module
+        seen = (name for name, p in tensors.items() if self._is_perturbed(p) or self._is_rounded(p))
+        names = [name for name in seen if name not in outside]
         copied = {tensors[name] for name in names}
         rounded = {
-            p: p.requires_grad or self._names[id(p)] in self._read_outside_module
+            p
             for module in self._original_forwards
             for p in own_parameters(module).values()
             if p not in copied and self._is_rounded(p) and not is_plain_embedding(module)
@@ -287,19 +282,16 @@ class PerturbedForward:
             while isinstance(forward, PatchedForward):  # twice in a layer with parameters of its own
                 forward = forward.__wrapped__
             forwards[module] = forward
-        return MemberPlan(tensors, names, rounded, forwards)
+        return names, rounded, forwards
 
-    def _rounded_data(self, plan: MemberPlan) -> dict[nn.Parameter, Tensor]:
-        """Return the data that forwards see instead of their own of parameters that are not perturbed."""
-        data: dict[nn.Parameter, Tensor] = {}
-        for p, may_change in plan.rounded.items():
-            copy = None if may_change else self._rounded_copies.get(p)
-            if copy is None or copy.dtype != self.compute_dtype:
-                copy = p.data.to(self.compute_dtype)
-            data[p] = copy
-            if not may_change:
+    def _rounded_copy(self, p: nn.Parameter) -> Tensor:
+        """Return a parameter in the compute dtype; the copy of one that never changes is kept."""
+        copy = self._rounded_copies.get(p)
+        if copy is None or copy.dtype != self.compute_dtype:
+            copy = p.data.to(self.compute_dtype)
+            if not p.requires_grad and self._names[id(p)] not in self._read_outside_module:
                 self._rounded_copies[p] = copy
-        return data
+        return copy
 
     def _written_members(self, names: list[str], members: "tuple[Perturbation | None, ...]") -> dict[str, Tensor]:
         """Return these tensors as the members see them, [members, ...]; they are written once inside one `perturbed`.
@@ -333,8 +325,7 @@ class PerturbedForward:
         # In theta's dtype: the graph would keep all copies in another one.
         with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations():
             unreachable = self.params.select_reachable(run())
-        self._read_outside_module = [name for name in self.params.tensors if name not in self._read]
-        self._plans = {}
+        self.perturb_whole([name for name in self.params.tensors if name not in self._read])
         return unreachable
 
     def add_reachable(self, everything: Mapping[str, nn.Parameter], run: Callable[[], Tensor]) -> list[str]:
@@ -362,7 +353,7 @@ class PerturbedForward:
                 self._read |= later
                 chosen = {*self.params.tensors, *later}
                 self.params.tensors = {name: p for name, p in everything.items() if name in chosen}
-                self._plans = {}
+                self.perturb_whole(self._read_outside_module)
         return [name for name in everything if name not in self.params.tensors]
 
     def _entry(self, name: str) -> str:
@@ -375,7 +366,12 @@ class PerturbedForward:
 
     def perturb_whole(self, names: list[str]) -> None:
         """Perturb these tensors in place for each sign, and put their bits back: a module reads them from another."""
-        self._read_outside_module, self._plans = list(names), {}
+        self._read_outside_module, self._planned_for = list(names), self.params.tensors
+        self._plans, self._layer_plans, self._member_plans = {}, {}, {}
+
+    def _renew_plans(self) -> None:
+        if self._planned_for is not self.params.tensors:
+            self.perturb_whole(self._read_outside_module)
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.
@@ -385,7 +381,7 @@ class PerturbedForward:
         so have they, whatever the dtype of the forwards is.
         """
         self.compute_dtype = dtype
-        self._plans = {}
+        self.perturb_whole(self._read_outside_module)
         if self.params.dtype != torch.float32:
             return
         for module, forward in self._original_forwards.items():
@@ -414,12 +410,12 @@ class PerturbedForward:
         if torch.is_grad_enabled() and p.requires_grad:
             self._read.add(name)
             return (p if rows is None else p[rows]).to(dtype)
-        if self._perturbation is None or not self._is_perturbed(p):
+        if self.perturbation is None or not self._is_perturbed(p):
             value = (p.data if rows is None else p.data[rows]).to(dtype)
             return torch.stack([value, value]) if self._paired else value
-        direction, c = self._perturbation.direction, self._perturbation.coefficient
+        direction, c = self.perturbation.direction, self.perturbation.coefficient
         if rows is None or p.dim() == 1:
-            span = self.params.span_of(name)
+            span = self.params.span_of[name]
             outs = torch.empty(self.num_signs, span.numel, dtype=dtype, device=p.device)
             self.params.noise.perturb(direction, span, c, *outs)
             outs = outs[:, : p.numel()].view(self.num_signs, *p.shape)
@@ -466,15 +462,19 @@ class PerturbedForward:
 
     def _layer_forward(self, layer: nn.Module, inner_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
-        if not self.layer_elements or self._perturbation is None or self._of_layer or self._low_rank is not None:
+        is_low_rank = isinstance(self.params.noise, LowRankNoise)  # which draws tensor by tensor
+        if not self.layer_elements or self.perturbation is None or self._of_layer or is_low_rank:
             return inner_forward(*args, **kwargs)
-        plan = self._layer_plan(layer)
+        key = layer, self.compute_dtype
+        if key not in self._layer_plans:
+            modules = [m for m in layer.modules() if m in self._original_forwards and not is_plain_embedding(m)]
+            names = {name: name for module in modules for name in self._plan(module).names.values()}
+            self._layer_plans[key] = ModulePlan(self.params, names, {})
+        plan = self._layer_plans[key]
         if plan.is_empty or plan.size(1) > self.layer_elements:
             return inner_forward(*args, **kwargs)
         with self.scratch.allocate(plan.size(self.num_signs), self.compute_dtype, plan.device) as buffer:
-            copies = plan.copies(buffer, self.num_signs)
-            self._write(plan)
-            self._of_layer = dict(zip(self._perturbation.signs, copies, strict=True))
+            self._of_layer = dict(zip(self.perturbation.signs, self._write(plan, buffer), strict=True))
             try:
                 return inner_forward(*args, **kwargs)
             finally:
@@ -497,32 +497,25 @@ class PerturbedForward:
         copies = self._copies_of_layer(plan)
         if copies:
             return self._run_with(copies, module, original_forward, args, kwargs)
-        num_signs = self.num_signs if plan.spans else 1
-        with self.scratch.allocate(plan.size(num_signs), self.compute_dtype, plan.device) as buffer:
-            copies = plan.copies(buffer, num_signs)
-            self._write(plan)
-            return self._run_with(copies, module, original_forward, args, kwargs)
-
-    @property
-    def _low_rank(self) -> LowRankNoise | None:
-        """The noise, if it is of low rank and forwards use its factors: in float32, where no weight is rounded."""
-        noise = self.params.noise
-        usable = self.uses_factors and self.compute_dtype == self.params.dtype == torch.float32
-        return noise if usable and isinstance(noise, LowRankNoise) else None
+        size = plan.size(self.num_signs if plan.spans else 1)
+        with self.scratch.allocate(size, self.compute_dtype, plan.device) as buffer:
+            return self._run_with(self._write(plan, buffer), module, original_forward, args, kwargs)
 
     def _factors_of(self, weight: Tensor) -> Factors | None:
-        """Return z of a weight as its forward uses it now; None where a perturbed copy is made."""
-        noise = self._low_rank
-        if noise is None or self._perturbation is None or not self._is_perturbed(weight):
+        """Return z of a weight if its forward uses the factors: in float32, where no weight is rounded."""
+        noise = self.params.noise
+        if not (self.uses_factors and isinstance(noise, LowRankNoise) and self._is_perturbed(weight)):
             return None
-        if self.num_signs == 2 and not self._paired:
-            return None  # which is refused
-        return noise.factors(self._perturbation.direction, self._names[id(weight)], weight.shape, weight.device)
+        if self.compute_dtype != torch.float32 or self.params.dtype != torch.float32:
+            return None
+        if self.perturbation is None or (self.num_signs == 2 and not self._paired):
+            return None  # the latter is refused
+        return noise.factors(self.perturbation.direction, self._names[id(weight)], weight.shape, weight.device)
 
     def _factored_linear(self, module: nn.Linear, factors: Factors, input: Tensor) -> Tensor:
         """Return x (W + c U V^T)^T + bias as x W^T + c (x V) U^T + bias: U V^T is not computed."""
-        assert self._perturbation is not None
-        _, eps, signs = self._perturbation
+        assert self.perturbation is not None
+        _, eps, signs = self.perturbation
         biases = None if module.bias is None else self.perturbed_weight(module.bias).view(-1, module.out_features)
         out = input.new_empty(*input.shape[:-1], module.out_features)
         halves = zip(signs, input.chunk(len(signs)), out.chunk(len(signs)), strict=True)
@@ -537,9 +530,7 @@ class PerturbedForward:
 
     def _plan(self, module: nn.Module) -> ModulePlan:
         """Return which of a module's parameters its forward sees copies of now; made once for the trainable tensors."""
-        if self._planned_for is not self.params.tensors:
-            self._plans, self._planned_for = {}, self.params.tensors
-        key = module, self._perturbation is not None, self.compute_dtype
+        key = module, self.perturbation is not None, self.compute_dtype
         if key not in self._plans:
             own = own_parameters(module)
             names = {attribute: self._names[id(p)] for attribute, p in own.items() if self._is_perturbed(p)}
@@ -547,32 +538,25 @@ class PerturbedForward:
             self._plans[key] = ModulePlan(self.params, names, rounded)
         return self._plans[key]
 
-    def _layer_plan(self, layer: nn.Module) -> ModulePlan:
-        """Return which tensors the modules of a layer see perturbed, by name."""
-        key = layer, None, self.compute_dtype
-        if self._planned_for is not self.params.tensors or key not in self._plans:
-            modules = [m for m in layer.modules() if m in self._original_forwards and not is_plain_embedding(m)]
-            names = {name: name for module in modules for name in self._plan(module).names.values()}
-            self._plans[key] = ModulePlan(self.params, names, {})
-        return self._plans[key]
-
     def _copies_of_layer(self, plan: ModulePlan) -> list[dict[str, Tensor]]:
         """Return a module's perturbed weights as each sign sees them, where they were written with its layer's."""
         if not self._of_layer or plan.has_unperturbed:
             return []
-        assert self._perturbation is not None
-        of_signs = [self._of_layer[sign] for sign in self._perturbation.signs]
+        assert self.perturbation is not None
+        of_signs = [self._of_layer[sign] for sign in self.perturbation.signs]
         if not all(name in of_signs[0] for name in plan.names.values()):
             return []
         return [{key: of_sign[name] for key, name in plan.names.items()} for of_sign in of_signs]
 
-    def _write(self, plan: ModulePlan) -> None:
-        """Write the parameters of a plan as each sign sees them."""
+    def _write(self, plan: ModulePlan, buffer: Tensor) -> list[dict[str, Tensor]]:
+        """Write the parameters of a plan to a buffer as each sign sees them, and return them."""
+        copies = plan.copies(buffer, self.num_signs if plan.spans else 1)
         for span, outs in plan.perturbed:
-            assert self._perturbation is not None
-            self.params.noise.perturb(self._perturbation.direction, span, self._perturbation.coefficient, *outs)
+            assert self.perturbation is not None
+            self.params.noise.perturb(self.perturbation.direction, span, self.perturbation.coefficient, *outs)
         for p, out in plan.rounded:
             out.copy_(p.data)
+        return copies
 
     def _run_with(
         self,
@@ -592,8 +576,8 @@ class PerturbedForward:
             both = ({**own, **copy} for copy in copies)
             return linear_per_sign(args[0], [(copy["weight"], copy["bias"]) for copy in both])
         halves = [[split_signs(value, index) for value in args] for index in range(2)]
-        assert self._perturbation is not None
-        direction, eps, signs = self._perturbation
+        assert self.perturbation is not None
+        direction, eps, signs = self.perturbation
         outputs = []
         for index, sign in enumerate(signs):
             named = {key: split_signs(value, index) for key, value in kwargs.items()}
@@ -608,7 +592,7 @@ class PerturbedForward:
     def _is_perturbed(self, p: Tensor) -> bool:
         """Whether patched forwards see this parameter perturbed now."""
         name = self._names[id(p)]
-        return self._perturbation is not None and name in self.params.tensors and name not in self._read_outside_module
+        return self.perturbation is not None and name in self.params.tensors and name not in self._read_outside_module
 
     def _is_rounded(self, p: Tensor) -> bool:
         """Whether patched forwards see this parameter in another dtype than it is stored in."""

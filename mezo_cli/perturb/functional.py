@@ -1,14 +1,17 @@
-"""Run one module with other tensors in place of its parameters, for one sign or for both.
+"""Run one module with other tensors in place of its parameters, for one sign or for both; where these tensors are.
 
 In a paired forward a tensor is [2, ...]: the half computed with theta + eps z, then the half with theta - eps z.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from mezo_cli.perturb.noise.spans import Span
+from mezo_cli.perturb.params import Params
 
 CACHE_LINE = 64  # bytes
 
@@ -35,6 +38,61 @@ class ScratchBuffer:
             yield self._parts[start, size, dtype]
         finally:
             self.used = start
+
+
+class ModulePlan:
+    """The perturbed and the rounded copies of a module's parameters. It is made once and used at every step.
+
+    Args:
+        params: the trainable tensors.
+        perturbed: attribute of the module -> name of the tensor, of those that are perturbed.
+        rounded: attribute -> parameter, of the others whose dtype is not the compute dtype.
+
+    Attributes:
+        names: `perturbed`, as given.
+        has_unperturbed: whether there are copies without a perturbation.
+        is_empty: whether the module sees its own parameters.
+        perturbed: (span, outputs of each sign) in the buffer that `copies` was last given.
+        rounded: (parameter, output), likewise.
+    """
+
+    def __init__(self, params: Params, perturbed: Mapping[str, str], rounded: Mapping[str, nn.Parameter]) -> None:
+        self.spans = params.spans(perturbed.values())
+        self.names, self._rounded = dict(perturbed), dict(rounded)
+        devices = [params.tensors[name].device for name in perturbed.values()]
+        devices += [p.device for p in rounded.values()]
+        self.has_unperturbed, self.is_empty = bool(rounded), not (perturbed or rounded)
+        self.device = next(iter(devices), torch.device("cpu"))
+        self.perturbed: list[tuple[Span, list[Tensor]]] = []
+        self.rounded: list[tuple[nn.Parameter, Tensor]] = []
+        self._buffer: Tensor | None = None
+        self._copies: list[dict[str, Tensor]] = []
+
+    def size(self, num_signs: int) -> int:
+        """Return the number of elements of all copies."""
+        others = sum(p.numel() for p in self._rounded.values())
+        return num_signs * sum(span.numel for span in self.spans) + others
+
+    def copies(self, buffer: Tensor, num_signs: int) -> list[dict[str, Tensor]]:
+        """Return attribute -> its copy in `buffer`, one dict per sign; copies without a perturbation serve both."""
+        if buffer is not self._buffer or num_signs != len(self._copies):
+            self._buffer, self._copies = buffer, [{} for _ in range(num_signs)]
+            self.perturbed, self.rounded = [], []
+            begin = 0
+            for span in self.spans:
+                outs = list(buffer[begin : begin + num_signs * span.numel].chunk(num_signs))
+                begin += num_signs * span.numel
+                self.perturbed.append((span, outs))
+                for copy, out in zip(self._copies, outs, strict=True):
+                    parts = {p.name: out[p.offset : p.offset + p.numel].view(p.shape) for p in span.pieces}
+                    copy.update({key: parts[name] for key, name in self.names.items() if name in parts})
+            for key, p in self._rounded.items():
+                out = buffer[begin : begin + p.numel()].view(p.shape)
+                begin += p.numel()
+                self.rounded.append((p, out))
+                for copy in self._copies:
+                    copy[key] = out
+        return self._copies
 
 
 def swap_params(

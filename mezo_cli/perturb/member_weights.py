@@ -8,31 +8,15 @@ Where all that is trained are matrices of linear modules without a bias, as in a
 model in one batch: each of these modules multiplies the rows of a member by that member's matrix.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
-
-
-class MemberPlan(NamedTuple):
-    """What the forwards of a member see in place of what.
-
-    Attributes:
-        tensors: the trainable ones that it was made for.
-        names: of the trainable tensors that are copied.
-        rounded: other parameters that are seen in another dtype -> whether their values may change.
-        forwards: of the modules, without patches.
-    """
-
-    tensors: Mapping[str, nn.Parameter]
-    names: list[str]
-    rounded: dict[nn.Parameter, bool]
-    forwards: dict[nn.Module, Callable[..., Any]]
 
 
 class MemberWeights:
@@ -89,26 +73,13 @@ class MemberRows:
 
 
 @contextmanager
-def swapped_data(data: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Give parameters other data inside; tied modules share a parameter, so all of them see it."""
-    before = {p: p.data for p in data}
+def swapped(attribute: str, values: Mapping[Any, Any]) -> Iterator[None]:
+    """Give each object another value of an attribute inside: parameters other `data`, modules another `forward`."""
+    before = {owner: getattr(owner, attribute) for owner in values}
     try:
-        for p, tensor in data.items():
-            p.data = tensor
+        for owner, value in values.items():
+            object.__setattr__(owner, attribute, value)  # nn.Module's own way looks through all of its tables
         yield
     finally:
-        for p, tensor in before.items():
-            p.data = tensor
-
-
-@contextmanager
-def swapped_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Give modules with patched forwards other ones inside."""
-    before = {module: module.forward for module in forwards}
-    try:
-        for module, forward in forwards.items():
-            module.__dict__["forward"] = forward  # nn.Module's own way looks through all of its tables
-        yield
-    finally:
-        for module, forward in before.items():
-            module.__dict__["forward"] = forward
+        for owner, value in before.items():
+            object.__setattr__(owner, attribute, value)

@@ -20,8 +20,8 @@ from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, STEPS, round_
 from mezo_cli.perturb.noise.spans import Span, compute_device
 from mezo_cli.perturb.storage import move_to_flat_storage
 
-# Terms that are applied to all tensors before the next ones. The noise keeps more scaled tables than that, so none is
-# made again for every tensor; and the processor's cache holds them (4 MB).
+# Terms of whole steps that are applied to all tensors before the next ones. The noise keeps more scaled tables than
+# that, so none is made again for every tensor; and the processor's cache holds them (4 MB).
 TERMS_PER_PASS = 16
 
 
@@ -33,43 +33,31 @@ class Params:
         names: of the trainable tensors; None for all with requires_grad.
 
     Attributes:
+        tensors: name -> parameter, the trainable ones, in the model's order. All of them until `select_reachable`.
         fuses: whether a step of one term is one kernel where theta is in half precision. Bitwise identical.
         decay: in which arithmetic, and at which step, weight decay is applied.
         nonnegative: names of tensors of which the update of each step ends with max(theta, 0).
+        span_of: name of any tensor -> where it is in the storage.
     """
 
     fuses = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        noise: Noise,
-        names: Collection[str] | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, noise: Noise, names: Collection[str] | None = None) -> None:
         self.noise = noise
         self.decay = WeightDecay()
         self.nonnegative: Collection[str] = ()
-        self._tensors: Mapping[str, nn.Parameter] = {
+        self.tensors: Mapping[str, nn.Parameter] = {
             n: p for n, p in model.named_parameters() if (p.requires_grad if names is None else n in names)
         }
         self._copy: Tensor | None = None  # of a span of theta
         self._wide: Tensor | None = None  # likewise, in float64
         self._spans: dict[int | None, list[Span]] = {}  # of the tensors, by the size that they are cut to
-        self._span_by_name: dict[str, Span] = {}  # of all tensors, in the order of the storage
-        for segment in move_to_flat_storage(self._tensors, noise.tile):
+        self._spans_of: Mapping[str, nn.Parameter] = self.tensors
+        self.span_of: dict[str, Span] = {}  # in the order of the storage
+        for segment in move_to_flat_storage(self.tensors, noise.tile):
             ends = segment.ends.tolist()
             for (name, _), first, last in zip(segment.tensors, [0, *ends], ends, strict=False):
-                self._span_by_name[name] = Span(segment, first, last)
-
-    @property
-    def tensors(self) -> Mapping[str, nn.Parameter]:
-        """name -> parameter, the trainable ones, in the model's order. All of them until `select_reachable`."""
-        return self._tensors
-
-    @tensors.setter
-    def tensors(self, tensors: Mapping[str, nn.Parameter]) -> None:
-        self._tensors = tensors
-        self._spans = {}
+                self.span_of[name] = Span(segment, first, last)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,14 +86,10 @@ class Params:
         part.decay = WeightDecay()
         return part
 
-    def span_of(self, name: str) -> Span:
-        """Return where a tensor is in the storage."""
-        return self._span_by_name[name]
-
     def spans(self, names: Iterable[str]) -> list[Span]:
         """Return where these tensors are in the storage, neighbours as one span."""
         wanted, joined = set(names), list[Span]()
-        for name, span in self._span_by_name.items():
+        for name, span in self.span_of.items():
             if name not in wanted:
                 continue
             if joined and joined[-1].segment is span.segment and joined[-1].last == span.first:
@@ -121,40 +105,32 @@ class Params:
                 bytes, it is rounded when the number changes.
             decays: one per term, e.g. 1 - lr weight_decay with the first one of a step and 1 with the others.
         """
-        decays = self.decay.take_each(terms, decays)
-        if self.dtype != torch.float32:
-            self._update_and_round(terms, decays)
-            return
-        if None not in self._spans:
-            self._spans[None] = self.spans(self.tensors)
-        parts = (
-            (terms[i : i + TERMS_PER_PASS], decays[i : i + TERMS_PER_PASS])
-            for i in range(0, len(terms), TERMS_PER_PASS)
-        )
-        for some, with_decays in split_steps(terms, decays) if self.nonnegative else parts:
-            self.noise.begin_pass()
-            for span in self._spans[None]:
-                self.noise.update_(span, span.theta, some, with_decays, decay_in_float64=True)
+        decays, in_half = self.decay.take_each(terms, decays), self.dtype != torch.float32
+        if in_half or self.nonnegative:
+            passes = _passes(terms, decays, 1 if self.nonnegative else TERMS_PER_PASS)
+        else:  # a pass may end inside a step
+            starts = range(0, len(terms), TERMS_PER_PASS)
+            passes = ((terms[i : i + TERMS_PER_PASS], decays[i : i + TERMS_PER_PASS]) for i in starts)
+        for some, with_decays in passes:
+            one_each = len({direction[:2] for direction, _ in some}) == len(some)
+            for span in self._begin_pass(MAX_ELEMENTS if in_half else None):
+                if in_half and self.fuses and one_each and isinstance(self.noise, CounterNoise):
+                    self.noise.update_and_round_(span, some, with_decays)
+                elif in_half:
+                    self._update_and_round(span, some, with_decays)
+                else:
+                    self.noise.update_(span, span.theta, some, with_decays, decay_in_float64=True)
             for name in self.nonnegative:
                 if name in self.tensors:
                     self.tensors[name].data.clamp_(min=0.0)
 
-    def _update_and_round(self, terms: Sequence[Term], decays: Sequence[float]) -> None:
-        """Do the same for theta in half precision, with one rounding per step."""
-        size = call_size(MAX_ELEMENTS, self._device)
-        for steps in _passes(terms, decays):
-            self._begin_pass()
-            one_term = self.fuses and all(len(of_step) == 1 for of_step, _ in steps)
-            for span in self._split(size):
-                if one_term and isinstance(self.noise, CounterNoise):
-                    first = [of_step[0] for of_step, _ in steps]
-                    self.noise.update_and_round_(span, first, [d for _, (d,) in steps], decay_in_float64=True)
-                    continue
-                theta = self.load(span)
-                for of_step, with_decays in steps:
-                    self.noise.update_(span, theta, of_step, with_decays, decay_in_float64=True)
-                    self.round_(span, theta, of_step[0][0])
-                self.store(span, theta)
+    def _update_and_round(self, span: Span, terms: Sequence[Term], decays: Sequence[float]) -> None:
+        """Update a span of theta in half precision, with one rounding per step."""
+        theta = self.load(span)
+        for of_step, with_decays in split_steps(terms, decays):
+            self.noise.update_(span, theta, of_step, with_decays, decay_in_float64=True)
+            self.round_(span, theta, of_step[0][0])
+        self.store(span, theta)
 
     def blocks(self) -> list[Span]:
         """Begin a pass, and return theta in spans that suit the device.
@@ -162,22 +138,21 @@ class Params:
         For an optimizer whose update is not of the form of `update`: it draws z for a span by `noise.update_`, and
         writes theta by `load`, `decay_and_subtract`, `round_` and `store`.
         """
-        self._begin_pass()
-        return self._split(self.noise.block_size(self._device))
+        return self._begin_pass(self.noise.block)
 
-    def _split(self, size: int) -> list[Span]:
-        """Return the storage of the tensors in spans of about `size` elements."""
-        if size not in self._spans:
-            self._spans[size] = [part for span in self.spans(self.tensors) for _, part in span.split(size)]
-        return self._spans[size]
-
-    def _begin_pass(self) -> None:
+    def _begin_pass(self, size: int | None) -> list[Span]:
+        """Begin a pass, and return the storage of the tensors in spans: on a CPU of about `size` elements if given."""
         self.noise.begin_pass()
         STEPS.begin_pass()
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.tensors.values())).device
+        if self._spans_of is not self.tensors:
+            self._spans, self._spans_of = {}, self.tensors
+        if size not in self._spans:
+            spans = self.spans(self.tensors)
+            if size is not None:
+                size_there = call_size(size, spans[0].theta.device)
+                spans = [part for span in spans for _, part in span.split(size_there)]
+            self._spans[size] = spans
+        return self._spans[size]
 
     def load(self, span: Span) -> Tensor:
         """Return a span of theta in float32 [span.numel]: itself, or a copy if it is stored in half precision.
@@ -230,16 +205,19 @@ class Params:
             span.theta.copy_(theta)
 
 
-def _passes(terms: Sequence[Term], decays: Sequence[float]) -> Iterator[list[tuple[list[Term], list[float]]]]:
-    """Yield the steps, as (terms, decays) each, that are applied to all tensors before the next ones."""
-    steps: list[tuple[list[Term], list[float]]] = []
-    for of_step in split_steps(terms, decays):
-        if steps and sum(len(some) for some, _ in steps) + len(of_step[0]) > TERMS_PER_PASS:
-            yield steps
-            steps = []
-        steps.append(of_step)
-    if steps:
-        yield steps
+def _passes(
+    terms: Sequence[Term], decays: Sequence[float], most: int
+) -> Iterator[tuple[Sequence[Term], Sequence[float]]]:
+    """Yield the terms and decays of whole steps, of one step or of as many as have `most` terms."""
+    some: list[Term] = []
+    with_decays: list[float] = []
+    for of_step, of_decays in split_steps(terms, decays):
+        if some and len(some) + len(of_step) > most:
+            yield some, with_decays
+            some, with_decays = [], []
+        some, with_decays = some + of_step, with_decays + of_decays
+    if some:
+        yield some, with_decays
 
 
 def graph_leaves(output: Tensor) -> set[int]:

@@ -31,29 +31,21 @@ def move_to_flat_storage(tensors: Mapping[str, nn.Parameter], tile: int) -> list
 def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[str]]:
     """Yield the names of each segment's tensors."""
     names: list[str] = []
-    taken, last_group = 0, None
-    for (_, *of_group), group in groupby(
-        tensors, lambda n: (n.rpartition(".")[0], tensors[n].dtype, tensors[n].device)
-    ):
-        for part in _without_large(list(group), tensors, tile):
-            size = sum(tiles_of(tensors[name].numel(), tile) * tile for name in part)
-            if _stays(tensors[part[0]], tile):
-                size = SEGMENT  # alone in its piece
-            if names and (taken + size > SEGMENT or of_group != last_group):
-                yield names
-                names, taken = [], 0
-            names, taken, last_group = names + part, taken + size, of_group
+    taken, last_kind = 0, None
+    for (_, *kind), group in groupby(tensors, lambda n: (n.rpartition(".")[0], tensors[n].dtype, tensors[n].device)):
+        rest = []
+        for name in group:
+            if _stays(tensors[name], tile):
+                yield [name]
+            else:
+                rest.append(name)
+        size = sum(tiles_of(tensors[name].numel(), tile) * tile for name in rest)
+        if names and (taken + size > SEGMENT or kind != last_kind):
+            yield names
+            names, taken = [], 0
+        names, taken, last_kind = names + rest, taken + size, kind
     if names:
         yield names
-
-
-def _without_large(group: list[str], tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[str]]:
-    """Yield the large tensors of a group alone, and the others together."""
-    large = [name for name in group if _stays(tensors[name], tile)]
-    yield from ([name] for name in large)
-    rest = [name for name in group if name not in large]
-    if rest:
-        yield rest
 
 
 def _stays(p: Tensor, tile: int) -> bool:
@@ -77,7 +69,9 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
         old = p.data
         view.copy_(old)
         flat[begin + p.numel() : end].zero_()
-        p.data = _with_own_storage(view)
+        # As a storage of its own, where torch can: `save_pretrained` copies all tensors that are parts of one storage,
+        # which would take the memory of a second model.
+        p.data = torch.from_dlpack(view) if view.device.type in ("cpu", "cuda") else view
         if mappings and old.is_contiguous():
             release_mapped_pages(old.data_ptr(), old.nbytes, mappings)
         del old
@@ -87,12 +81,3 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
             trim_malloc()
             untrimmed = 0
     return Segment(flat, shapes, tile)
-
-
-def _with_own_storage(view: Tensor) -> Tensor:
-    """Return a tensor over the memory of `view` that torch takes for one of its own.
-
-    transformers' `save_pretrained` copies all tensors that are parts of one storage, which would take the memory of a
-    second model.
-    """
-    return torch.from_dlpack(view) if view.device.type in ("cpu", "cuda") else view

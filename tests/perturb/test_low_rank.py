@@ -53,7 +53,7 @@ def test_every_part_of_z_has_the_bits_of_the_whole(dtype: torch.dtype) -> None:
     params = Params(model, drawn)
     whole = drawn.z(direction, "weight", (200, 300), CPU)
     assert torch.equal(drawn.z(direction, "weight", (200, 300), CPU, 777, 50_001), whole[777:50_001])
-    span = params.span_of("weight")
+    span = params.span_of["weight"]
     plus, minus = torch.empty(2, span.numel, dtype=dtype)
     drawn.perturb(direction, span, 0.25, plus, minus)
     theta = model.weight.detach().float().flatten().clone()

@@ -63,10 +63,10 @@ def test_tensors_are_views_of_flat_storage_and_look_like_tensors_of_their_own() 
     assert [piece.name for piece in left[0].pieces] == list(params.tensors)
     assert [[piece.name for piece in span.pieces] for span in right] == [["0.weight"], ["1.bias"]]
     for name, p in params.tensors.items():
-        assert p.data_ptr() == params.span_of(name).theta.data_ptr()
+        assert p.data_ptr() == params.span_of[name].theta.data_ptr()
         assert p.untyped_storage().nbytes() == p.nbytes  # what transformers and safetensors look at when they save
         p.data.add_(1)
-        assert torch.equal(params.span_of(name).theta[: p.numel()], (before[name] + 1).view(-1))
+        assert torch.equal(params.span_of[name].theta[: p.numel()], (before[name] + 1).view(-1))
 
 
 def test_a_large_tensor_stays_where_it_is_and_a_module_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:

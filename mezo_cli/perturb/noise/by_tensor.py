@@ -1,12 +1,12 @@
-"""The methods of a noise that draws z tensor by tensor, and not inside the kernels that use it."""
+"""A noise that draws z tensor by tensor, and not inside the kernels that use it; z divided by numbers per element."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.direction import Direction, Noise
-from mezo_cli.perturb.noise.kernels import add_to_decayed
+from mezo_cli.perturb.noise.direction import Direction, Noise, Terms
+from mezo_cli.perturb.noise.kernels import add_to_decayed, call_size
 from mezo_cli.perturb.noise.spans import Piece, Span
 
 
@@ -23,39 +23,25 @@ class NoiseByTensor:
         return self.piece(direction, whole, theta.device, c).view(theta.shape)[rows]
 
     @torch.no_grad()
-    def perturb(self, direction: Direction, span: Span, c: float, out: Tensor, out_minus: Tensor | None = None) -> None:
-        """Write out = theta + c z and, if given, out_minus = theta - c z: see `Noise.perturb`."""
+    def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
+        """Write theta + c z and, with two outputs, theta - c z: see `Noise.perturb`."""
         for piece in span.pieces:
             part, cz = part_of(piece), self.piece(direction, piece, span.theta.device, c)
-            out[part] = span.theta[part] + cz
-            if out_minus is not None:
-                out_minus[part] = span.theta[part] - cz
+            for sign, out in zip((1, -1), outs, strict=False):
+                out[part] = torch.add(span.theta[part], cz, alpha=sign)
 
     @torch.no_grad()
     def perturb_rows(
-        self,
-        direction: Direction,
-        name: str,
-        theta: Tensor,
-        rows: Tensor,
-        c: float,
-        out: Tensor,
-        out_minus: Tensor | None = None,
+        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
-        """Write out[i] = theta[rows[i]] + c z[rows[i]]: see `Noise.perturb_rows`."""
+        """Write out[i] = theta[rows[i]] + c z[rows[i]], and with minus: see `Noise.perturb_rows`."""
         cz = self.rows(direction, name, theta, rows, c)
-        out.copy_(theta[rows] + cz)
-        if out_minus is not None:
-            out_minus.copy_(theta[rows] - cz)
+        for sign, out in zip((1, -1), outs, strict=False):
+            out.copy_(torch.add(theta[rows], cz, alpha=sign))
 
     @torch.no_grad()
     def update_(
-        self,
-        span: Span,
-        theta: Tensor,
-        terms: Sequence[tuple[Direction, float]],
-        decays: Sequence[float],
-        decay_in_float64: bool = False,
+        self, span: Span, theta: Tensor, terms: Terms, decays: Sequence[float], decay_in_float64: bool = False
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`."""
         for piece in span.pieces:
@@ -63,6 +49,34 @@ class NoiseByTensor:
             for (direction, coefficient), decay in zip(terms, decays, strict=True):
                 cz = self.piece(direction, piece, theta.device, coefficient)
                 target.copy_(add_to_decayed(target, cz, decay, decay_in_float64))
+
+
+class DividedNoise(NoiseByTensor):
+    """z divided by a number per element of theta, as the forwards of a preconditioned method see it.
+
+    Args:
+        base: the noise of z.
+        span_of: name of a tensor -> its span of theta.
+        divisor: span of theta -> the numbers, float32 [span.numel], which are read at once.
+    """
+
+    def __init__(self, base: Noise, span_of: Mapping[str, Span], divisor: Callable[[Span], Tensor]) -> None:
+        self._base, self._span_of, self._divisor = base, span_of, divisor
+
+    @torch.no_grad()
+    def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
+        """Write theta + c z / d and, with two outputs, theta - c z / d: see `Noise.perturb`."""
+        for chunk, part in span.split(call_size(self._base.block, span.theta.device)):
+            step = torch.zeros(part.numel, device=span.theta.device)
+            self._base.update_(part, step, [(direction, c)], [1.0])
+            step.div_(self._divisor(part))
+            for sign, out in zip((1, -1), outs, strict=False):
+                out[chunk] = torch.add(part.theta, step, alpha=sign)
+
+    def rows(self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:
+        """Return c z / d of some rows of theta, float32 [R, ...]."""
+        divisor = self._divisor(self._span_of[name])[: theta.numel()].view(theta.shape)
+        return scaled_rows(self._base, direction, name, theta, rows, c).div_(divisor[rows])
 
 
 def scaled_rows(noise: Noise, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import describe_kernels
-from mezo_cli.perturb.noise.direction import Direction
-from mezo_cli.perturb.noise.kernels import DEVICE_BLOCK, KernelSet, call_size, decay_number, step_sample
+from mezo_cli.perturb.noise.direction import Direction, Shape, Terms
+from mezo_cli.perturb.noise.kernels import KernelSet, SmallTensors, call_size, decay_number, step_sample
 from mezo_cli.perturb.noise.rounding import HALF_DTYPES, MAX_ELEMENTS, ROUND, STEPS, update_kernel
 from mezo_cli.perturb.noise.simd import instruction_set
-from mezo_cli.perturb.noise.small_tensors import SmallTensors
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
+Device = torch.device | str
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
 STORED = (torch.float32, *HALF_DTYPES)  # dtypes of theta
 
@@ -48,13 +48,7 @@ class CounterNoise:
         return describe_kernels()
 
     def z(
-        self,
-        direction: Direction,
-        name: str,
-        shape: Sequence[int],
-        device: torch.device | str,
-        start: int = 0,
-        stop: int | None = None,
+        self, direction: Direction, name: str, shape: Shape, device: Device, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
         stop = prod(shape) if stop is None else stop
@@ -63,15 +57,10 @@ class CounterNoise:
         z = self._draw_tiles(direction, name, tiles, 1.0).view(-1)
         return z[start - first * self.tile :][: stop - start].to(device)
 
-    def block_size(self, device: torch.device) -> int:
-        """Return how many elements an optimizer with buffers should update at once."""
-        return self.block if device.type == "cpu" else DEVICE_BLOCK
-
     @torch.no_grad()
-    def perturb(self, direction: Direction, span: Span, c: float, out: Tensor, out_minus: Tensor | None = None) -> None:
-        """Write out = theta + c z and, if given, out_minus = theta - c z: see `Noise.perturb`."""
+    def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
+        """Write theta + c z and, with two outputs, theta - c z: see `Noise.perturb`."""
         theta, device = self._checked(span, span.theta, STORED), span.segment.device
-        outs = [out] if out_minus is None else [out, out_minus]
         if device == theta.device:
             self._perturb(direction, span, theta, c, outs)
             return
@@ -80,8 +69,8 @@ class CounterNoise:
         for target, value in zip(outs, computed, strict=True):
             target.copy_(value)
 
-    def _perturb(self, direction: Direction, span: Span, theta: Tensor, c: float, outs: list[Tensor]) -> None:
-        """Run the kernel over flat tensors of the compute device; `outs` is [out] or [out, out_minus]."""
+    def _perturb(self, direction: Direction, span: Span, theta: Tensor, c: float, outs: Sequence[Tensor]) -> None:
+        """Run the kernel over flat tensors of the compute device."""
         kernel, device = self._kernels.perturb if len(outs) == 1 else self._kernels.perturb_pair, theta.device
         rest = (self._direction.get(direction.step, direction.sample, device), self._scaled.get(c, device))
         for chunk, part in span.split(self._call_size(device)):
@@ -90,16 +79,9 @@ class CounterNoise:
 
     @torch.no_grad()
     def perturb_rows(
-        self,
-        direction: Direction,
-        name: str,
-        theta: Tensor,
-        rows: Tensor,
-        c: float,
-        out: Tensor,
-        out_minus: Tensor | None = None,
+        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
-        """Write out[i] = theta[rows[i]] + c z[rows[i]], drawing z for these rows only: see `Noise.perturb_rows`."""
+        """Write theta[rows] + c z[rows] and with minus, drawing z for these rows only: see `Noise.perturb_rows`."""
         _check_dtype(theta, STORED)
         width, device, tile = prod(theta.shape[1:]), compute_device(theta.device), self.tile
         aligned = width % tile == 0 or tile % width == 0
@@ -115,9 +97,8 @@ class CounterNoise:
                 cz = cz.gather(1, (begin - first * tile)[:, None] + _numbers(width, device))
             values = theta[some]
             cz = cz.reshape(values.shape).to(theta.device)
-            out[start : start + max_rows] = values + cz
-            if out_minus is not None:
-                out_minus[start : start + max_rows] = values - cz
+            for sign, out in zip((1, -1), outs, strict=False):
+                out[start : start + max_rows] = torch.add(values, cz, alpha=sign)
 
     def begin_pass(self) -> None:
         """Let the memory of what the updates before needed be used again: see `Noise.begin_pass`."""
@@ -126,14 +107,9 @@ class CounterNoise:
 
     @torch.no_grad()
     def update_(
-        self,
-        span: Span,
-        theta: Tensor,
-        terms: Sequence[tuple[Direction, float]],
-        decays: Sequence[float],
-        decay_in_float64: bool = False,
+        self, span: Span, theta: Tensor, terms: Terms, decays: Sequence[float], decay_in_float64: bool = False
     ) -> None:
-        """Apply theta <- decay theta + coefficient z for each term in order, in chunk: see `Noise.update_`.
+        """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`.
 
         All terms are applied to one part of theta before the next, while it is in cache.
         """
@@ -148,26 +124,19 @@ class CounterNoise:
             theta.copy_(computed)
 
     @torch.no_grad()
-    def update_and_round_(
-        self,
-        span: Span,
-        terms: Sequence[tuple[Direction, float]],
-        decays: Sequence[float],
-        decay_in_float64: bool = False,
-    ) -> None:
-        """Apply theta <- round(decay theta + coefficient z) for each term, a step of its own, in chunk.
+    def update_and_round_(self, span: Span, terms: Terms, decays: Sequence[float]) -> None:
+        """Apply theta <- round(decay theta + coefficient z) for each term, a step of its own, in place.
 
-        Bitwise identical to `update_` and `rounding.round_` for each term.
+        Bitwise identical to `update_` with `decay_in_float64` and `rounding.round_` for each term.
 
         Args:
             span: where theta is, stored in half precision.
             terms: (direction, coefficient), in order.
             decays: one per term.
-            decay_in_float64: as for `update_`.
         """
         stored, device = self._checked(span, span.theta, HALF_DTYPES), span.segment.device
         theta = stored if device == stored.device else stored.to(device)
-        operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
+        operations = [self._operation(decay, True, device) for decay in decays]
         for chunk, part in span.split(call_size(MAX_ELEMENTS, device)):
             block = _part(theta, chunk)
             for term, (name, more) in zip(terms, operations, strict=True):
@@ -176,7 +145,7 @@ class CounterNoise:
         if theta is not stored:
             stored.copy_(theta)
 
-    def _inputs(self, part: Span, term: tuple[Direction, float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _inputs(self, part: Span, term: tuple[Direction, float]) -> tuple[Tensor, ...]:
         """Return what an update's kernel draws c z from."""
         (direction, coefficient), device = term, part.segment.device
         of_direction = self._term_directions.get(direction.step, direction.sample, device)
@@ -216,7 +185,7 @@ class CounterNoise:
         return theta
 
 
-# Cached likewise (see small_tensors.py): what does not change from step to step.
+# Cached like `SmallTensors`: what does not change from step to step.
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from mezo_cli.perturb.noise.spans import Span
 
+    Device = torch.device | str
+
 
 class Direction(NamedTuple):
     """The name of one z of a run: its seed, the step (from 0), and the sample (n-SPSA draws several per step)."""
@@ -20,16 +22,22 @@ class Direction(NamedTuple):
     sample: int = 0
 
 
+Terms = Sequence[tuple[Direction, float]]  # of a sum of coefficient z
+Shape = Sequence[int]
+
+
 class Noise(Protocol):
     """A kind of noise: z is a function of (direction, tensor name, element index) and of nothing else.
 
     Attributes:
         name: its name.
         tile: elements per tile of the flat storage that it works on (`spans`).
+        block: how many elements an optimizer with buffers should update at once on a CPU.
     """
 
     name: str
     tile: int
+    block: int
 
     def describe_kernels(self) -> tuple[str, str]:
         """Return how this process runs the kernels, and the reason if they are slower than they could be, else "".
@@ -38,40 +46,26 @@ class Noise(Protocol):
         """
 
     def z(
-        self,
-        direction: Direction,
-        name: str,
-        shape: Sequence[int],
-        device: torch.device | str,
-        start: int = 0,
-        stop: int | None = None,
+        self, direction: Direction, name: str, shape: Shape, device: Device, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
 
-    def perturb(self, direction: Direction, span: Span, c: float, out: Tensor, out_minus: Tensor | None = None) -> None:
-        """Write out = theta + c z and, if given, out_minus = theta - c z, of the same z (an antithetic pair).
+    def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
+        """Write theta + c z and, with two outputs, theta - c z, of the same z (an antithetic pair).
 
-        c z is rounded to float32, then the sum is, then it is rounded to out's dtype.
+        c z is rounded to float32, then the sum is, then it is rounded to the output's dtype.
 
         Args:
             direction: names z.
             span: of theta: float32, or float16 or bfloat16, which are widened first.
             c: the coefficient, rounded to float32.
-            out: [span.numel], in any of these dtypes, contiguous; may not overlap theta.
-            out_minus: like out.
+            outs: one or two, [span.numel], in any of these dtypes, contiguous; may not overlap theta.
         """
 
     def perturb_rows(
-        self,
-        direction: Direction,
-        name: str,
-        theta: Tensor,
-        rows: Tensor,
-        c: float,
-        out: Tensor,
-        out_minus: Tensor | None = None,
+        self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
-        """Write out[i] = theta[rows[i]] + c z[rows[i]]: rows of what `perturb` writes, bit for bit.
+        """Write out[i] = theta[rows[i]] + c z[rows[i]], and with minus: rows of what `perturb` writes, bit for bit.
 
         Args:
             direction: names z.
@@ -79,23 +73,14 @@ class Noise(Protocol):
             theta: [V, ...], in a dtype as for `perturb`, contiguous.
             rows: int64 [R], each in [0, V).
             c: the coefficient, rounded to float32.
-            out: [R, ...], in a dtype as for `perturb`.
-            out_minus: like out; if given, it becomes theta[rows[i]] - c z[rows[i]].
+            outs: one or two, [R, ...], in a dtype as for `perturb`.
         """
-
-    def block_size(self, device: torch.device) -> int:
-        """Return how many elements an optimizer with buffers should update at once."""
 
     def begin_pass(self) -> None:
         """Say that a pass over the storage begins: what `update_` made for the terms before is not needed again."""
 
     def update_(
-        self,
-        span: Span,
-        theta: Tensor,
-        terms: Sequence[tuple[Direction, float]],
-        decays: Sequence[float],
-        decay_in_float64: bool = False,
+        self, span: Span, theta: Tensor, terms: Terms, decays: Sequence[float], decay_in_float64: bool = False
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place.
 

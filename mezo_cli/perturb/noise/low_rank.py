@@ -6,7 +6,6 @@ float32: the same bits on every device, and whatever part of z is drawn. A linea
 instead, where it can (perturb/forward.py).
 """
 
-from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -14,13 +13,12 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.by_tensor import NoiseByTensor, scaled_rows
-from mezo_cli.perturb.noise.counter import round_to_float32
-from mezo_cli.perturb.noise.direction import Direction, Noise
+from mezo_cli.perturb.noise.counter import Device, round_to_float32
+from mezo_cli.perturb.noise.direction import Direction, Noise, Shape
 from mezo_cli.perturb.noise.spans import Piece, compute_device
 
 CHUNK = 1 << 16  # elements of U V^T that are computed at once on a CPU: they stay in cache
 CHUNK_ELSEWHERE = 1 << 25
-SIDES = ("U", "V")
 
 
 class Factors(NamedTuple):
@@ -41,35 +39,24 @@ class LowRankNoise(NoiseByTensor):
 
     def __init__(self, base: Noise, rank: int, interval: int) -> None:
         self.base, self.rank, self.interval = base, rank, interval
-        self.name, self.tile = base.name, base.tile
+        self.name, self.tile, self.block = base.name, base.tile, base.block
+        self.describe_kernels, self.begin_pass = base.describe_kernels, base.begin_pass
         self._kept: dict[tuple[str, str], tuple[Direction, Tensor]] = {}  # (tensor, side) -> what was drawn last
 
-    def describe_kernels(self) -> tuple[str, str]:
-        """Return how the kernels of the other noise run: see `Noise.describe_kernels`."""
-        return self.base.describe_kernels()
-
-    def block_size(self, device: torch.device) -> int:
-        """Return how many elements an optimizer with buffers should update at once."""
-        return self.base.block_size(device)
-
-    def begin_pass(self) -> None:
-        """Say that a pass over the storage begins: see `Noise.begin_pass`."""
-        self.base.begin_pass()
-
-    def is_matrix(self, shape: Sequence[int]) -> bool:
+    def is_matrix(self, shape: Shape) -> bool:
         """Return whether z of a tensor is of low rank."""
         return len(shape) == 2 and min(shape) >= self.rank
 
-    def left(self, direction: Direction, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
+    def left(self, direction: Direction, name: str, shape: Shape, device: torch.device) -> Tensor:
         """Return U of a matrix, float32 [m, r]."""
         return self._side("U", direction, name, shape[0], device)
 
-    def right(self, direction: Direction, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
+    def right(self, direction: Direction, name: str, shape: Shape, device: torch.device) -> Tensor:
         """Return V of a matrix, float32 [n, r]: all samples of `interval` steps have it."""
         shared = Direction(direction.seed, direction.step // self.interval)
         return self._side("V", shared, name, shape[1], device)
 
-    def factors(self, direction: Direction, name: str, shape: Sequence[int], device: torch.device) -> Factors | None:
+    def factors(self, direction: Direction, name: str, shape: Shape, device: torch.device) -> Factors | None:
         """Return U and V of a matrix; None for a tensor whose z is not of low rank."""
         if not self.is_matrix(shape):
             return None
@@ -83,13 +70,7 @@ class LowRankNoise(NoiseByTensor):
         return tensor
 
     def z(
-        self,
-        direction: Direction,
-        name: str,
-        shape: Sequence[int],
-        device: torch.device | str,
-        start: int = 0,
-        stop: int | None = None,
+        self, direction: Direction, name: str, shape: Shape, device: Device, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
         stop = prod(shape) if stop is None else stop
@@ -122,7 +103,9 @@ def write_product(factors: Factors, start: int, out: Tensor) -> None:
     """Write elements [start, start + len(out)) of left right^T, in row-major order, to `out`, float32."""
     columns = factors.right.t().contiguous()  # [r, n]
     width, stop = columns.shape[1], start + len(out)
-    for first, last in _row_ranges(start // width, -(-stop // width), width, out.device):
+    rows, end_row = max(1, (CHUNK if out.device.type == "cpu" else CHUNK_ELSEWHERE) // width), -(-stop // width)
+    for first in range(start // width, end_row, rows):
+        last = min(first + rows, end_row)
         left = factors.left[first:last]
         product = left[:, :1] * columns[0]
         term = torch.empty_like(product)
@@ -130,10 +113,3 @@ def write_product(factors: Factors, start: int, out: Tensor) -> None:
             product.add_(torch.mul(left[:, k : k + 1], columns[k], out=term))
         begin, end = max(start, first * width), min(stop, last * width)
         out[begin - start : end - start] = product.view(-1)[begin - first * width : end - first * width]
-
-
-def _row_ranges(first: int, last: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Yield the rows that are computed at once."""
-    size = max(1, (CHUNK if device.type == "cpu" else CHUNK_ELSEWHERE) // width)
-    for begin in range(first, last, size):
-        yield begin, min(begin + size, last)

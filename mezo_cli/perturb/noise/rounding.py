@@ -17,8 +17,15 @@ from torch import Tensor
 from mezo_cli.perturb.noise import simd
 from mezo_cli.perturb.noise.compiled import Function, Kernel
 from mezo_cli.perturb.noise.direction import Direction
-from mezo_cli.perturb.noise.kernels import LANES, KernelSet, call_size, random_words, step_sample, subtract_fraction
-from mezo_cli.perturb.noise.small_tensors import SmallTensors
+from mezo_cli.perturb.noise.kernels import (
+    LANES,
+    KernelSet,
+    SmallTensors,
+    call_size,
+    random_words,
+    step_sample,
+    subtract_fraction,
+)
 from mezo_cli.perturb.noise.spans import Span
 
 ROUND = (1 << 32) - 1  # in the place of a sample's number, which is never as large
@@ -83,26 +90,13 @@ def update_kernel(kernels: KernelSet, operation: str) -> Kernel:
 
     Args:
         kernels: of the kind of noise.
-        operation: `add`, or, with one more input, `decay` or `shrink`: what theta becomes before c z is added.
+        operation: `add`, or, with one more input, `shrink`: what theta becomes before c z is added.
     """
 
     def add(theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor, rounding: Tensor) -> None:
         cz, bits = _in_one_shape(kernels.draw(tiles, keys, step_sample, scaled), tiles, keys, rounding)
         view = theta.view(cz.shape)
         view.copy_(FUNCTIONS[theta.dtype](view.float() + cz, bits))
-
-    def decay(
-        theta: Tensor,
-        tiles: Tensor,
-        keys: Tensor,
-        step_sample: Tensor,
-        scaled: Tensor,
-        rounding: Tensor,
-        decay_factor: Tensor,
-    ) -> None:
-        cz, bits = _in_one_shape(kernels.draw(tiles, keys, step_sample, scaled), tiles, keys, rounding)
-        view = theta.view(cz.shape)
-        view.copy_(FUNCTIONS[theta.dtype]((view.double() * decay_factor + cz.double()).float(), bits))
 
     def shrink(
         theta: Tensor,
@@ -117,7 +111,7 @@ def update_kernel(kernels: KernelSet, operation: str) -> Kernel:
         view = theta.view(cz.shape)
         view.copy_(FUNCTIONS[theta.dtype]((subtract_fraction(view, fraction) + cz.double()).float(), bits))
 
-    functions: dict[str, Function] = {"add": add, "decay": decay, "shrink": shrink}
+    functions: dict[str, Function] = {"add": add, "shrink": shrink}
     native = partial(simd.compile_kernel, kernels.native, operation, kernels.tile)
     return Kernel(functions[operation], 1, kernels.tile, MAX_ELEMENTS // kernels.tile, native)
 

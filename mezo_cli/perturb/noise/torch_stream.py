@@ -1,6 +1,5 @@
 """Noise from torch's own generator, seeded per tensor name: slow; it allows a comparison with the published steps."""
 
-from collections.abc import Sequence
 from math import prod
 from zlib import crc32
 
@@ -9,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.by_tensor import NoiseByTensor
-from mezo_cli.perturb.noise.direction import Direction
+from mezo_cli.perturb.noise.counter import Device
+from mezo_cli.perturb.noise.direction import Direction, Shape
 from mezo_cli.perturb.noise.spans import Piece
 
 
@@ -24,6 +24,7 @@ class TorchNoise(NoiseByTensor):
 
     name = "torch"
     tile = 16  # elements: a cache line
+    block = 1 << 62  # more than any tensor has: a tensor is drawn whole
 
     def __init__(self) -> None:
         self._seed: int | None = None
@@ -42,23 +43,13 @@ class TorchNoise(NoiseByTensor):
         return self._step_seeds[step]
 
     def z(
-        self,
-        direction: Direction,
-        name: str,
-        shape: Sequence[int],
-        device: torch.device | str,
-        start: int = 0,
-        stop: int | None = None,
+        self, direction: Direction, name: str, shape: Shape, device: Device, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
         key = f"{name}#{direction.sample}" if direction.sample else name
         seed = (self.step_seed(direction.seed, direction.step) << 32) + crc32(key.encode())
         whole = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float32).view(-1)
         return whole[start : prod(shape) if stop is None else stop].to(device)
-
-    def block_size(self, device: torch.device) -> int:
-        """Return more than any tensor has: a tensor is drawn whole."""
-        return 1 << 62
 
     def begin_pass(self) -> None:
         """Do nothing: nothing is kept."""
