@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -101,6 +102,8 @@ class HostWaits(TorchDispatchMode):
         """Read a tensor; one of the device is one wait, whatever its size."""
         if tensor.device.type == "cpu":
             fake = isinstance(tensor, FakeTensor) and self._read is not None  # copied from the device before
+            if fake and not tensor.dtype.is_floating_point:  # an index, perhaps
+                return np.zeros(tensor.shape, int).tolist()
             return self._read(tensor.shape) if fake else self._plain_tolist(tensor)  # type: ignore[misc]
         self.waits.append(f"tolist {calling_line()}")
         if self._read is not None:
