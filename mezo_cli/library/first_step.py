@@ -9,6 +9,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -89,9 +90,11 @@ def find_uncovered(forward: PerturbedForward, run: Callable[[], object], directi
 
     Every operation that the forward dispatches is looked at, except the noise's own. `run` runs the model once.
     """
-    reads = _PlainReads(forward.params.tensors)
-    noise = forward.params.noise
-    forward.params.noise = _Unwatched(noise)  # it has every method of the noise
+    reads, noise = _PlainReads(forward.params.tensors), forward.params.noise
+    # What forwards call of the noise runs outside the watch: it has to read theta, and may compile its kernels.
+    methods = {name: _disable_current_modes()(getattr(noise, name)) for name in ("perturb", "perturb_rows")}
+    unwatched: Any = SimpleNamespace(**methods)
+    forward.params.noise = unwatched
     try:
         with forward.perturbed(direction, eps, (1,)), reads:
             run()
@@ -105,9 +108,8 @@ class _PlainReads(TorchDispatchMode):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        used = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in tensors.items() if p.numel())
-        self._starts = [start for start, _, _ in used]
-        self._used = used
+        self._used = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in tensors.items() if p.numel())
+        self._starts = [start for start, _, _ in self._used]
         self.names_read: set[str] = set()
 
     def __torch_dispatch__(
@@ -116,29 +118,8 @@ class _PlainReads(TorchDispatchMode):
         """Record the operands, unless the operation only makes a view, and run it."""
         if not func.is_view:
             for value in tree_leaves((args, kwargs)):
-                if isinstance(value, Tensor) and value.layout is torch.strided:
-                    self._record(value)
+                if isinstance(value, Tensor) and value.layout is torch.strided and value.numel():
+                    index = bisect_right(self._starts, value.data_ptr()) - 1
+                    if index >= 0 and value.data_ptr() < self._used[index][1]:
+                        self.names_read.add(self._used[index][2])
         return func(*args, **(kwargs or {}))
-
-    def _record(self, value: Tensor) -> None:
-        index = bisect_right(self._starts, value.data_ptr()) - 1
-        if index >= 0 and value.numel() and value.data_ptr() < self._used[index][1]:
-            self.names_read.add(self._used[index][2])
-
-
-class _Unwatched:
-    """The noise, with its methods run outside the watch: it has to read theta, and may compile its kernels."""
-
-    def __init__(self, noise: object) -> None:
-        self._noise = noise
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._noise, name)
-        if not callable(value):
-            return value
-
-        def unwatched(*args: Any, **kwargs: Any) -> Any:
-            with _disable_current_modes():
-                return value(*args, **kwargs)
-
-        return unwatched

@@ -21,10 +21,8 @@ def to_groups(model: nn.Module, params: ParamsArgument) -> list[dict[str, Any]]:
             tensors; or dicts with `params` (one of these) and the group's `lr` and `weight_decay`.
     """
     if not isinstance(model, nn.Module):
-        class_name = type(model).__name__
-        raise UserError(
-            f"MezoOptimizer(model, ...) takes the model, an nn.Module, whose names z depends on; not a {class_name}"
-        )
+        what = "the model, an nn.Module, whose names z depends on"
+        raise UserError(f"MezoOptimizer(model, ...) takes {what}; not a {type(model).__name__}")
     if params is None or callable(params):
         entries: list[Any] = [{"params": params}]
     else:

@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,9 @@ from mezo_cli.library.groups import ParamsArgument, to_groups
 from mezo_cli.library.settings import METHOD, StepSettings, check_group, check_settings
 from mezo_cli.library.trajectory import make_header, open_writer
 from mezo_cli.library.updates import Updates
-from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import MezoResult, spsa_per_direction
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.noise import Direction, make_noise, to_float32
 from mezo_cli.perturb.params import Params
 from mezo_cli.runs.trajectory import ROUNDINGS, Writer
 
@@ -112,10 +111,12 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._writer: Writer | None = None
         self._recorded: list[dict[str, Any]] = []  # the groups as the trajectory has them
         self._started = False
-        names = {name for group in groups for name in group["names"]}
+        of_groups = [group["names"] for group in groups]
+        names = {name for of_group in of_groups for name in of_group}
         self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=names), rounds=False)
-        self._updates = Updates(self.forward.params, [group["names"] for group in groups], settings)
-        self._places = _places(model, names)
+        self._updates = Updates(self.forward.params, of_groups, settings)
+        owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+        self._places = {name: (owner._parameters, name.rpartition(".")[2]) for name, owner in owners.items()}
         self._addresses = {name: p.data_ptr() for name, p in self.forward.params.tensors.items()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -199,10 +200,8 @@ class MezoOptimizer(torch.optim.Optimizer):
             value, other = getattr(self.settings, name), state_dict.get(name, StepSettings.model_fields[name].default)
             if (tuple(other) if isinstance(other, list) else other) != value:
                 raise UserError(f"state_dict: its {name} is {other}, this optimizer's is {value}")
-        saved, own = (
-            [group["names"] for group in groups] for groups in (state_dict["param_groups"], self.param_groups)
-        )
-        if saved != own:
+        own = [group["names"] for group in self.param_groups]
+        if [group["names"] for group in state_dict["param_groups"]] != own:
             raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
         settings = self.settings.replace(**{name: state_dict[name] for name in SAVED})
         updates = Updates(self.forward.params, own, settings)
@@ -230,9 +229,8 @@ class MezoOptimizer(torch.optim.Optimizer):
         if loss.grad_fn is not None:
             self.unreachable = self.forward.params.select_reachable(loss)
         del loss  # and its graph
-        self.uncovered = find_uncovered(
-            self.forward, closure, Direction(self.settings.seed, self.steps), self.settings.eps
-        )
+        direction = Direction(self.settings.seed, self.steps)
+        self.uncovered = find_uncovered(self.forward, closure, direction, self.settings.eps)
         self.forward.perturb_whole(self.uncovered)
         self._updates.keep(self.forward.params.tensors)
         if self.unreachable:
@@ -298,14 +296,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _places(model: nn.Module, names: set[str]) -> dict[str, tuple[Mapping[str, nn.Parameter | None], str]]:
-    """Return name -> (the parameters of its module by key, its key there)."""
-    return {
-        name: (model.get_submodule(owner)._parameters, key)
-        for name, (owner, _, key) in ((name, name.rpartition(".")) for name in names)
-    }
-
-
 def _base_lr(groups: list[dict[str, Any]]) -> float:
     """Return the learning rate that the trajectory stores for a step: the first group's that is not 0."""
     return next((float(group["lr"]) for group in groups if group["lr"]), 0.0)
@@ -321,9 +311,7 @@ def _check_groups(groups: list[dict[str, Any]]) -> None:
         if p.dtype not in DTYPES:
             raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of {join(map(str, DTYPES))}")
         if p.dtype != tensors[first].dtype:
-            raise UserError(
-                f"params: {name} is {p.dtype} and {first} is {tensors[first].dtype}; one optimizer tunes tensors of "
-                "one dtype: convert the model, or tune a part of it"
-            )
+            why = "one optimizer tunes tensors of one dtype: convert the model, or tune a part of it"
+            raise UserError(f"params: {name} is {p.dtype} and {first} is {tensors[first].dtype}; {why}")
     for group in groups:
         check_group(group)

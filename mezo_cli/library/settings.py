@@ -2,16 +2,9 @@
 
 from typing import Any, Literal, cast
 
-from mezo_cli.config.base import SettingError
+from mezo_cli.config.base import NotNegativeNumber, PositiveNumber, SettingError
 from mezo_cli.config.explain import validate
-from mezo_cli.config.optimizers import (
-    MomentDecay,
-    NotNegativeNumber,
-    PositiveNumber,
-    Samples,
-    SampleSchedule,
-    SlowMomentDecay,
-)
+from mezo_cli.config.optimizers import MomentDecay, Samples, SampleSchedule, SlowMomentDecay
 from mezo_cli.config.schema import OptimizerConfig, Positive, Seed
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.optim.mezo import Mezo

@@ -85,8 +85,9 @@ class MezoTrainer(Trainer):
 
         def closure() -> Tensor:
             loss = torch.stack([self._loss(model, dict(batch), num_items) for batch in batches]).sum()
-            # The graph is looked at in each process by itself.
-            return loss if torch.is_grad_enabled() else self._mean_of_processes(loss)
+            if torch.is_grad_enabled() or self.args.world_size == 1:  # each process looks at the graph by itself
+                return loss
+            return cast("Tensor", self.accelerator.gather(loss.double().reshape(1))).mean()  # the same bits in each
 
         loss = self.optimizer.estimate(closure)
         if is_first and self.args.world_size > 1:
@@ -116,21 +117,12 @@ class MezoTrainer(Trainer):
             once, twice = (self._loss(model, dict(batch), times * num_items) for times in (1, 2))
         return not torch.equal(once, twice)
 
-    def _mean_of_processes(self, loss: Tensor) -> Tensor:
-        """Return the mean over the processes, the same bits in each."""
-        if self.args.world_size == 1:
-            return loss
-        gathered: Tensor = self.accelerator.gather(loss.double().reshape(1))
-        return gathered.mean()
-
     def _check_same_tensors(self, unreachable: list[str]) -> None:
         lists: list[Any] = [None] * self.args.world_size
         torch.distributed.all_gather_object(lists, unreachable)
-        for other in lists:
-            for name in {*unreachable} ^ {*other}:
-                raise UserError(
-                    f"{name} is in the graph of the loss in some processes alone: choose mezo={{'params': ...}}"
-                )
+        for name in set().union(*lists).difference(set(unreachable).intersection(*lists)):
+            why = "is in the graph of the loss in some processes alone: choose mezo={'params': ...}"
+            raise UserError(f"{name} {why}")
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Do nothing: there are no gradients."""

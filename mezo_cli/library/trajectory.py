@@ -48,9 +48,8 @@ def open_writer(path: Path, header: Header, step: int) -> Writer:
         try:
             return Writer(open(path, "xb"), header)
         except FileExistsError as error:
-            raise UserError(
-                f"{path}: there is a file already; to continue it, load the state_dict of its last step first"
-            ) from error
+            why = "to continue it, load the state_dict of its last step first"
+            raise UserError(f"{path}: there is a file already; {why}") from error
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
     recorded = trajectory.read(path)
@@ -78,9 +77,8 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
     path = Path(path)
     recorded = trajectory.read(path)
     if recorded.header.optimizer != OPTIMIZER:
-        raise UserError(
-            f"{path}: a trajectory of optimizer={recorded.header.optimizer}; `mezo replay RUN` reads its run"
-        )
+        why = f"a trajectory of optimizer={recorded.header.optimizer}; `mezo replay RUN` reads its run"
+        raise UserError(f"{path}: {why}")
     step = len(recorded) if step is None else step
     if not 0 <= step <= len(recorded):
         raise UserError(f"step={step}: {path} holds steps 0 to {len(recorded)}")

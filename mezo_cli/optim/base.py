@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.errors import UserError
+from mezo_cli.perturb.noise.direction import to_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,14 +144,6 @@ class StatefulOptimizer(BaseOptimizer, Protocol):
 
 
 Optimizer = ReplayableOptimizer | StatefulOptimizer  # `replayable` tells which
-
-
-def to_float32(value: float) -> float:
-    """Round to float32, as the trajectory stores it; a value out of range becomes infinite."""
-    import numpy as np
-
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
 
 
 def learning_rate(config: "PerturbationConfig | FirstOrderConfig", step: int, steps: int) -> float:

@@ -48,11 +48,11 @@ from mezo_cli.config.optimizers import EsConfig
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
-from mezo_cli.optim.base import LossFn, RowLossFn, StepResult, to_float32
+from mezo_cli.optim.base import LossFn, RowLossFn, StepResult
 from mezo_cli.optim.mezo import ZerothOrder
 from mezo_cli.optim.moments import Moment, Scratch
 from mezo_cli.optim.update import Sgd, Terms
-from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mezo")
 
 STD_FLOOR = 1e-8  # added to a standard deviation, as in the published code
+NO_SIGNAL = (
+    "warning: step %d: all %d members have the loss %g: a step without a signal changes nothing; in metrics.jsonl ties "
+    "is the share of equal members"
+)
 
 
 def es_result(losses: list[float], loss_theta: float | None, coefficients: list[float], lr: float) -> StepResult:
@@ -166,8 +170,9 @@ class Es(ZerothOrder):
             shaped = [plus - minus for plus, minus in zip(shaped[::2], shaped[1::2], strict=True)]
         result = es_result(losses, loss_theta, shaped, self.lr(step))
         if is_finite and all(map(math.isfinite, result.recorded)):
-            if result.others["ties"] == 1:
-                self._say_once(f"all {len(losses)} members have the loss {result.loss:g}", step)
+            if result.others["ties"] == 1 and not self._said:
+                self._said = True
+                log.warning(NO_SIGNAL, step + 1, len(losses), result.loss)
             self.apply_updates(forward.params, [(step, result.recorded, result.lr)])
         return result
 
@@ -188,9 +193,12 @@ class Es(ZerothOrder):
         points += [None] * (config.baseline == "theta")
 
         by_rows = config.shaping_std == "rows"
+        if by_rows and not isinstance(loss_fn, RowLossFn):
+            why = "this loss has no losses of single rows; use optimizer.shaping_std=members"
+            raise UserError(f"optimizer.shaping_std=rows: {why}")
 
         def losses_of_point() -> "Tensor":
-            return _rows_of(loss_fn) if by_rows else loss_fn().reshape(-1, 1)
+            return loss_fn.rows() if isinstance(loss_fn, RowLossFn) and by_rows else loss_fn().reshape(-1, 1)
 
         losses = forward.losses_of(ranks.own(points), config.eps, losses_of_point, signs)
         of_rows = torch.stack([values.expand(len(signs), -1) for values in losses]).tolist()
@@ -214,14 +222,6 @@ class Es(ZerothOrder):
         if shaping == "sign":
             return [float((d > 0) - (d < 0)) for d in differences]
         return [d / (spread + STD_FLOOR) for d in differences]
-
-    def _say_once(self, what: str, step: int) -> None:
-        if not self._said:
-            self._said = True
-            line = (
-                "warning: step %d: %s: a step without a signal changes nothing; in metrics.jsonl ties is the share of "
-            )
-            log.warning(line + "equal members", step + 1, what)
 
     def estimate(self, record: StepRecord, scale: float) -> Terms:
         """Return `scale` times -(1 / N) sum c z of a step: (direction, coefficient) of each of its terms."""
@@ -248,12 +248,3 @@ def variance(values: list[float]) -> float:
     """Return the variance with ddof 0; nan if a value is not finite."""
     centre = mean(values)
     return mean([(value - centre) ** 2 for value in values])
-
-
-def _rows_of(loss_fn: LossFn) -> "Tensor":
-    """Return the losses of the rows: [signs, rows]."""
-    if not isinstance(loss_fn, RowLossFn):
-        raise UserError(
-            "optimizer.shaping_std=rows: this loss has no losses of single rows; use optimizer.shaping_std=members"
-        )
-    return loss_fn.rows()

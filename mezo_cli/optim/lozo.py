@@ -20,13 +20,11 @@ LOZO-M (the paper's section 4) has momentum in the space of U:
     N <- N V_old^T V_new / n        first, at a step with a new V
 
 On other tensors m <- beta m + (1 - beta) g z, dense. For independent gaussian V the projection leaves about sqrt(r / n)
-of the norm of N (0.06 for r 4 and n 1024): nearly a restart, at every `interval` steps. The first one of a process is
-logged with what it leaves, beside sqrt(r / n). beta 0.9, from the paper's grid 0.5, 0.7, 0.9. The state is N, [m, r]
-per matrix, and m of the other tensors: 4 bytes per element, stored in the checkpoint `last`. `beta: 0` is LOZO, bit for
-bit. The products with V are sums in a fixed order.
+of the norm of N (0.06 for r 4 and n 1024): nearly a restart, at every `interval` steps. beta 0.9, from the paper's grid
+0.5, 0.7, 0.9. The state is N, [m, r] per matrix, and m of the other tensors: 4 bytes per element, stored in the
+checkpoint `last`. `beta: 0` is LOZO, bit for bit. The products with V are sums in a fixed order.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -34,10 +32,9 @@ from typing import TYPE_CHECKING, Any, cast
 from mezo_cli.config.base import SettingError
 from mezo_cli.config.optimizers import LozoConfig
 from mezo_cli.config.schema import StepRecord
-from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.update import BlockUpdate
-from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,8 +42,6 @@ if TYPE_CHECKING:
     from mezo_cli.perturb.noise.low_rank import LowRankNoise
     from mezo_cli.perturb.noise.spans import Span
     from mezo_cli.perturb.params import Params
-
-log = logging.getLogger("mezo")
 
 
 class LowRankSgd(BlockUpdate):
@@ -104,12 +99,8 @@ class LowRankMomentum(LowRankSgd):
     def __init__(self, estimator: Any) -> None:
         super().__init__(estimator)
         self._momentum: dict[str, Tensor] = {}  # N of a matrix, m of another tensor
-        self._said = False
 
-    def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
-        """Rebuild the momentum from all steps so far; theta stays."""
-        for some in self.passes(records):
-            self.sides(params, some[0])
+    rebuild = BlockUpdate.rebuild  # which draws every U again
 
     def sides(self, params: "Params", record: StepRecord) -> "dict[str, Tensor]":
         """Return the momentum, after the update of it."""
@@ -125,22 +116,13 @@ class LowRankMomentum(LowRankSgd):
 
     def _project(self, params: "Params", step: int) -> None:
         """Apply N <- N V_old^T V_new / n to every matrix."""
-        noise, before, after, expected = low_rank_noise(params), 0.0, 0.0, 0.0
+        noise = low_rank_noise(params)
         for name, p in params.tensors.items():
-            if not noise.is_matrix(p.shape):
-                continue
-            old, shape = self._momentum[name], tuple(p.shape)
-            at = (Direction(self.estimator.seed, step - 1), Direction(self.estimator.seed, step))
-            projected = project(old, *(noise.right(direction, name, shape, old.device) for direction in at))
-            self._momentum[name] = projected
-            if not self._said:
-                norm = float(old.square().sum())
-                before, after = before + norm, after + float(projected.square().sum())
-                expected += norm * self.estimator.config.rank / shape[1]
-        if not self._said and before:
-            self._said, left, by_formula = True, (after / before) ** 0.5, (expected / before) ** 0.5
-            line = "step %d: with a new V %.2g of the momentum's norm is left (sqrt(r / n) is %.2g over the matrices)"
-            log.info(line, step + 1, left, by_formula)
+            if noise.is_matrix(p.shape):
+                old = self._momentum[name]
+                at = (Direction(self.estimator.seed, step - 1), Direction(self.estimator.seed, step))
+                sides = (noise.right(direction, name, tuple(p.shape), old.device) for direction in at)
+                self._momentum[name] = project(old, *sides)
 
     def state_tensors(self) -> "dict[str, Tensor]":
         """Return the momentum, named `m:PARAMETER`, and `next`."""

@@ -31,10 +31,10 @@ from mezo_cli.config.optimizers import PerturbationConfig, ZerothOrderConfig
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
-from mezo_cli.optim.base import LossFn, ReplayableOptimizer, StepResult, learning_rate, to_float32
+from mezo_cli.optim.base import LossFn, ReplayableOptimizer, StepResult, learning_rate
 from mezo_cli.optim.clip import Clip
 from mezo_cli.optim.update import Adam, Momentum, RedrawnAdam, Sgd, Terms
-from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:  # torch is imported when a step is taken, not when settings are read
     from mezo_cli.perturb.forward import PerturbedForward

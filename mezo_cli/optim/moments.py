@@ -40,22 +40,14 @@ class Moment:
 
     def tensors(self) -> "dict[str, Tensor]":
         """Return parameter name -> its part, flat, on the CPU: of the tensors that have been asked for."""
-        return {name: part.cpu() for name, part in self._parts().items()}
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of what `tensors` returns."""
-        return sum(part.nbytes for part in self._parts().values())
-
-    def _parts(self) -> "dict[str, Tensor]":
         names = {piece.name for span in self._views for piece in span.pieces}
         views = {
-            piece.name: flat[piece.offset : piece.offset + piece.numel]
+            piece.name: flat[piece.offset : piece.offset + piece.numel].cpu()
             for segment, flat in self._flat.items()
             for piece in segment.whole.pieces
             if piece.name in names
         }
-        return self._loaded | views
+        return {name: part.cpu() for name, part in self._loaded.items()} | views
 
 
 class Scratch:

@@ -12,9 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.schema import StepRecord
-from mezo_cli.optim.base import to_float32
 from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -516,15 +516,12 @@ class PerturbedForward:
         """Return x (W + c U V^T)^T + bias as x W^T + c (x V) U^T + bias: U V^T is not computed."""
         assert self.perturbation is not None
         _, eps, signs = self.perturbation
-        biases = None if module.bias is None else self.perturbed_weight(module.bias).view(-1, module.out_features)
-        out = input.new_empty(*input.shape[:-1], module.out_features)
-        halves = zip(signs, input.chunk(len(signs)), out.chunk(len(signs)), strict=True)
-        for index, (sign, half, target) in enumerate(halves):
+        biases: Sequence[Tensor | None] = [None] * len(signs)
+        if module.bias is not None:
+            biases = [*self.perturbed_weight(module.bias).view(-1, module.out_features)]
+        out = linear_per_sign(input, [(module.weight, bias) for bias in biases])
+        for sign, half, target in zip(signs, input.chunk(len(signs)), out.chunk(len(signs)), strict=True):
             x, into = half.reshape(-1, module.in_features), target.view(-1, module.out_features)
-            if biases is None:
-                torch.mm(x, module.weight.t(), out=into)
-            else:
-                torch.addmm(biases[index], x, module.weight.t(), out=into)
             into.addmm_(x @ factors.right, factors.left.t(), alpha=sign * eps)
         return out
 

@@ -121,9 +121,9 @@ def split_signs(value: Any, index: int) -> Any:
 
 
 def linear_per_sign(x: Tensor, parameters: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """Apply each sign's (weight, bias) to its half of x: [2, ..., in] -> [2, ..., out], without a concatenation."""
-    out = x.new_empty(*x.shape[:-1], len(parameters[0][0]))
-    for half, target, (weight, bias) in zip(x.chunk(2), out.chunk(2), parameters, strict=True):
+    """Apply each sign's (weight, bias) to its part of x: [signs, ..., in] -> [signs, ..., out], without a `cat`."""
+    out, signs = x.new_empty(*x.shape[:-1], len(parameters[0][0])), len(parameters)
+    for half, target, (weight, bias) in zip(x.chunk(signs), out.chunk(signs), parameters, strict=True):
         flat, into = half.reshape(-1, x.shape[-1]), target.view(-1, out.shape[-1])
         if bias is None:
             torch.mm(flat, weight.t(), out=into)

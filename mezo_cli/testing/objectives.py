@@ -213,19 +213,11 @@ class Conformance:
     def test_a_replayed_run_is_bitwise_identical(self, settings: list[str], tmp_path: Path) -> None:
         """Three steps of MeZO, replayed from the trajectory, are bitwise identical to the checkpoint."""
         words = [*settings, "data=demo", "data.train_size=16", "data.eval_limit=8", "log_every=1"]
-        words += [f"model.device={self.device}"]
+        words += [f"model.device={self.device}", "steps=3", "batch_size=4", "optimizer.lr=1e-3", "seed=5"]
         done = finetune(
-            "demo",
-            self.task,
-            steps=3,
-            batch_size=4,
-            lr=1e-3,
-            seed=5,
-            objective=self.name,
-            overrides=words,
-            config_dir=self.config_dir,
+            "demo", self.task, objective=self.name, overrides=words, config_dir=self.config_dir,
             output_dir=tmp_path / "run",
-        )
+        )  # fmt: skip
         assert math.isfinite(done.summary["test"]["loss"])
         config, run = read_config(done.run_dir / "config.yaml"), Run.open(done.run_dir)
         last = restore.load_checkpoint(config, run, "last").loaded.model.state_dict()

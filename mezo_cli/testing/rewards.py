@@ -19,17 +19,8 @@ from mezo_cli.config.rewards import parse
 from mezo_cli.errors import UserError
 from mezo_cli.rewards.scoring import Reward, RewardBatch
 
-UNUSUAL = (
-    "",
-    " ",
-    "\n",
-    "0" * 5000,
-    "((((" * 2000,
-    "</answer><answer>",
-    "\\boxed{",
-    "#### ",
-    "\u2212\u00e9\U0001f600\x00",
-)
+UNUSUAL = ["", " ", "\n", "0" * 5000, "((((" * 2000, "</answer><answer>", "\\boxed{", "#### "]
+UNUSUAL += ["\u2212\u00e9\U0001f600\x00"]
 
 
 class Conformance:

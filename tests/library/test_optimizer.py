@@ -103,8 +103,8 @@ def make(name: str = "plain") -> nn.Module:
 
 
 def loss_of(model: nn.Module) -> Tensor:
-    loss: Tensor = F.cross_entropy(model(X), Y)
-    return loss
+    """Return a loss in float32 of a model in any dtype."""
+    return F.cross_entropy(model(X.to(next(model.parameters()).dtype)).float(), Y)
 
 
 def in_place_step(
@@ -205,23 +205,6 @@ def test_groups_have_their_own_learning_rate_and_schedule() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_an_error_rate_falls() -> None:
-    torch.manual_seed(0)
-    x, model = torch.randn(200, 6), make()
-    y = (x[:, 0] > 0).long()
-
-    def error() -> float:
-        return (model(x).argmax(1) != y).float().mean().item()
-
-    optimizer = MezoOptimizer(model, lr=0.05, eps=0.1, samples=4)
-    first = error()
-    for _ in range(60):
-        optimizer.step(error)
-    with torch.no_grad():
-        model.eval()
-        assert error() < first / 2, first
-
-
 def test_a_loss_that_is_not_finite_leaves_the_weights(tmp_path: Path) -> None:
     model = make()
     optimizer = MezoOptimizer(model, lr=0.1, trajectory=tmp_path / "run.bin")
@@ -302,18 +285,6 @@ def test_weights_that_were_moved_are_refused() -> None:
     optimizer.step(lambda: loss_of(model))
 
 
-def test_two_optimizers_tune_two_parts_of_a_model() -> None:
-    model, reference = make(), make().eval()
-    parts = ("0.", "4.")
-    optimizers = [MezoOptimizer(model, lambda name, part=part: part in name, lr=0.01, eps=1e-2) for part in parts]  # type: ignore[misc]
-    for step in range(2):
-        for part, optimizer in zip(parts, optimizers, strict=True):
-            optimizer.step(lambda: loss_of(model))
-            in_place_step(reference, step, 0.01, 1e-2, 0.0, 1, part)
-    for p, wanted in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(p.data, wanted.data, rtol=1e-5, atol=1e-5)
-
-
 def test_the_first_step_keeps_no_activations() -> None:
     model, outputs, alive = make(), list[Any](), list[int]()
     for module in model:
@@ -367,6 +338,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"params": [{"params": ["0.weight"], "lr": -1}]}, "lr=-1"),
     ({"params": [{"params": ["0.weight"]}, {"params": None}]}, "0.weight is given more than once"),
     ({"params": ["1.weight"]}, "1.weight is frozen"),
+    ({"betas": (0.9, 2)}, "betas=(0.9, 2): allowed are two numbers"),
+    ({"betas": 0.9}, "betas=0.9: allowed are two numbers"),
+    ({"momentum": 1.0}, "momentum=1.0"),
+    ({"momentum": 0.9, "betas": (0.9, 0.99)}, "leave momentum out"),
+    ({"sample_schedule": "linear"}, "give both or neither"),
+    ({"total_steps": 5}, "give both or neither"),
 ]
 
 

@@ -1,15 +1,12 @@
-"""The runner's objective as closure gives the runner's weights bitwise; transformers' own forward gives its losses."""
+"""The runner's objective as closure gives the runner's weights bitwise."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from mezo_cli import MezoOptimizer, models
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.data import load_splits
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.objectives import OBJECTIVES
@@ -24,8 +21,7 @@ STEPS = 3
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["the runner's objective", "transformers' forward"])
-def test_the_step_is_the_runners(own: bool, roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_the_step_is_the_runners(roberta: Path, movies: Path, tmp_path: Path) -> None:
     config = build_config([*small(roberta, movies, tmp_path / "run")[:3], "batch_size=8", "optimizer.lr=1e-2"], None)
     runner = load_session(config, trains=True)
     rows = runner.encoder.encode_all(load_splits(config).train)
@@ -35,29 +31,16 @@ def test_the_step_is_the_runners(own: bool, roberta: Path, movies: Path, tmp_pat
     loaded = models.load(config.model, OBJECTIVES.implementation("mlm").model_kind, config.task.labels, config.seed)
     model, encoder = loaded.model, runner.encoder
     optimizer = MezoOptimizer(model, lr=1e-2, eps=config.optimizer.eps, seed=config.seed)
-    if own:
-        objective = OBJECTIVES.implementation("mlm")(config, loaded, optimizer.forward, encoder)
-        session = Session(config, loaded, optimizer.forward, objective, runner.optimizer, encoder)
+    objective = OBJECTIVES.implementation("mlm")(config, loaded, optimizer.forward, encoder)
+    session = Session(config, loaded, optimizer.forward, objective, runner.optimizer, encoder)
     for step in range(STEPS):
         chosen = [rows[i] for i in sampler.batch(step)]
         with torch.no_grad():
             expected = runner.step(chosen, step)
-        if own:
-            batch = session.objective.collate(chosen)
-            loss = optimizer.step(lambda batch=batch: BatchLoss(session.objective, [batch])(), paired=True)  # type: ignore[misc]
-            assert loss == expected.loss
-            assert optimizer.result is not None
-            assert optimizer.result.projected_grads == expected.projected_grads
-        else:
-            loss = optimizer.step(lambda chosen=chosen: plain_loss(loaded, encoder.label_ids, chosen))  # type: ignore[misc]
-            assert loss == pytest.approx(expected.loss, rel=1e-5)
-    if own:
-        theirs = dict(runner.loaded.model.named_parameters())
-        assert all(torch.equal(p, theirs[name]) for name, p in model.named_parameters())
-
-
-def plain_loss(loaded: models.LoadedModel, label_ids: list[int], rows: list[TokenizedExample]) -> Tensor:
-    """Return the cross-entropy over the label words at the mask, by the model's own forward."""
-    padded = loaded.tokenizer.pad({"input_ids": [list(row.input_ids) for row in rows]}, return_tensors="pt")
-    scores = loaded.model(**padded).logits[padded["input_ids"] == loaded.tokenizer.mask_token_id]
-    return F.cross_entropy(scores[:, label_ids], torch.tensor([row.label for row in rows]))
+        batch = session.objective.collate(chosen)
+        loss = optimizer.step(lambda batch=batch: BatchLoss(session.objective, [batch])(), paired=True)  # type: ignore[misc]
+        assert loss == expected.loss
+        assert optimizer.result is not None
+        assert optimizer.result.projected_grads == expected.projected_grads
+    theirs = dict(runner.loaded.model.named_parameters())
+    assert all(torch.equal(p, theirs[name]) for name, p in model.named_parameters())

@@ -17,7 +17,7 @@ from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.params import Params
-from tests.large import LARGE, ROWS
+from tests.large import LARGE
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST, MOST_OF_UPDATE = 1.3, 30
@@ -42,20 +42,6 @@ def check(works: dict[str, Any]) -> None:
         assert 0 < works[update]["kernels"] <= works[update]["launches"] <= MOST_OF_UPDATE
     assert works[HALF]["kernels"] == works[UPDATE]["kernels"]
     assert 0 < works[STEP]["kernels"] < works[STEP]["launches"]
-
-
-@pytest.mark.slow
-def test_a_step_of_24_layers_by_counts_of_one_and_two() -> None:
-    """Every further layer adds as much as the second; the update is counted in the next test."""
-    found = counts(1, 2)
-    for rows in ROWS:
-        one, two = found[1, rows], found[2, rows]
-        whole = {
-            work: {what: value + 23 * (two[work][what] - value) for what, value in one[work].items()}
-            for work in (PLAIN, STEP)
-        }
-        assert whole[PLAIN]["launches"] > 900
-        check({**whole, UPDATE: one[UPDATE], HALF: one[HALF]})
 
 
 @pytest.mark.slow

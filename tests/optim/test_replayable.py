@@ -4,7 +4,6 @@ A new one is picked up from the table OPTIMIZERS. If its formula is in FORMULAS,
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -50,10 +49,8 @@ def cases() -> Iterator[Any]:
                 build(defaults | {"optimizer": values})
             except UserError:  # refused: another test says which
                 continue
-            words = [
-                f"optimizer={name}",
-                *(f"optimizer.{key}={value}" for key, value in values.items() if key != "name"),
-            ]
+            own = [f"optimizer.{key}={value}" for key, value in values.items() if key != "name"]
+            words = [f"optimizer={name}", *own]
             yield pytest.param(words, id=f"{name}-{noise}-{samples}" + (f"-window {window}" if window else ""))
 
 
@@ -75,10 +72,10 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
         loaded = ready(model)
         rows = loaded.encoder.encode_all(SENTENCES[:2])
         loaded.forward.select_reachable(lambda: loaded.objective.logits(loaded.objective.collate(rows)))
-        some = {
-            n: p for n, p in loaded.params.tensors.items() if "word_embeddings" in n or "layer.1.attention.self" in n
+        parts = ("word_embeddings", "layer.1.attention.self")  # enough for every path, and quick
+        loaded.params.tensors = {
+            name: p for name, p in loaded.params.tensors.items() if any(part in name for part in parts)
         }
-        loaded.params.tensors = some  # enough for every path, and quick
         _READY[model] = loaded, theta(loaded)
     session, start = _READY[model]
     put(session, start)
@@ -170,16 +167,8 @@ def adamezo(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
     return p - lr * (m / (v**0.5 + c.adam_eps) + c.weight_decay * p)  # type: ignore[operator]
 
 
-FORMULAS: dict[str, Callable[..., Tensor]] = {
-    "mezo": mezo,
-    "mezo_momentum": momentum,
-    "mezo_adam": adam,
-    "lozo": lozo,
-    "null_signs": null_signs,
-    "adamezo": adamezo,
-}
-
-
+FORMULAS: dict[str, Callable[..., Tensor]] = {"mezo": mezo, "mezo_momentum": momentum, "mezo_adam": adam, "lozo": lozo}
+FORMULAS |= {"null_signs": null_signs, "adamezo": adamezo}
 with_formula = [
     case
     for case in CASES
@@ -211,56 +200,10 @@ def test_it_is_the_formula_in_float64(words: list[str], roberta: Path) -> None:
         torch.testing.assert_close(p.detach().double(), want[name], rtol=2e-6, atol=2e-5 * moved)
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "rademacher"])
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [("mezo_momentum", partial(torch.optim.SGD, momentum=0.9)), ("mezo_adam", torch.optim.AdamW)],
-)
-def test_it_is_torchs_own_fed_with_g_z(name: str, make: Any, noise: str, roberta: Path) -> None:
-    ours = tuned(roberta, [f"optimizer={name}", f"optimizer.noise={noise}", "optimizer.weight_decay=0"])
-    theirs = {key: torch.nn.Parameter(p.double()) for key, p in theta(ours).items()}
-    torchs = make(list(theirs.values()), lr=1.0, weight_decay=0.0)
-    for step, grads, lr in train(ours, 0, STEPS):
-        for key, p in theirs.items():
-            z = ours.params.noise.z(Direction(42, step), key, p.shape, "cpu").view(p.shape)
-            p.grad = grads[0] * z.double()
-        torchs.param_groups[0]["lr"] = lr
-        torchs.step()
-    for key, p in ours.params.tensors.items():
-        torch.testing.assert_close(p.detach().double(), theirs[key].detach(), rtol=2e-6, atol=2e-7)
-
-
-def test_samples_grow_from_one_to_n(roberta: Path) -> None:
-    ours = tuned(roberta, ["optimizer.samples=3", "optimizer.sample_schedule=linear"])
-    assert ours.optimizer.replayable
-    assert [ours.optimizer.samples(step) for step in range(STEPS)] == [1, 1, 1, 2, 2, 2, 3, 3]
-
-
 def test_a_step_out_of_order_is_never_taken(roberta: Path) -> None:
     ours = tuned(roberta, ["optimizer=mezo_momentum"])
     with pytest.raises(RuntimeError, match="every step in order: got step 3, expected 0"):
         train(ours, 3, 4)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("words", [["optimizer=mezo_momentum"], ["optimizer=mezo_adam", "optimizer.noise=rademacher"]])
-def test_a_window_is_short_by_beta_to_its_length(words: list[str], roberta: Path) -> None:
-    """Random gradients, no loss: the last step's moment, exact and by a window."""
-    torch.manual_seed(0)
-    records = [(t, [float(torch.randn(()))], 1e-3) for t in range(40)]
-
-    def last_step(*more: str) -> Tensor:
-        ours = tuned(roberta, [*words, *more, "optimizer.weight_decay=0"])
-        ours.optimizer.rebuild_state(ours.params, records[:-1])  # type: ignore[attr-defined]
-        before = theta(ours)
-        ours.optimizer.apply_updates(ours.params, records[-1:])  # type: ignore[attr-defined]
-        return torch.cat([(p - before[name]).flatten() for name, p in theta(ours).items()])
-
-    exact = last_step()
-    for window in (2, 4, 8, 16):
-        error = float((last_step(f"optimizer.window={window}") - exact).norm() / exact.norm())
-        assert 0.3 * 0.9**window < error < 3 * 0.9**window, window
-    assert float((last_step("optimizer.window=40") - exact).norm() / exact.norm()) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -273,21 +216,12 @@ def test_the_bound_is_a_number_or_a_quantile_of_the_raw_sizes_before(bound: str,
     assert [clip.clip(step, [g])[0] for step, g in enumerate(raw) for _ in range(2)][1::2] == wanted
 
 
-@pytest.mark.parametrize(
-    ("word", "part"),
-    [
-        ("optimizer.clip_g=0", "optimizer.clip_g=0: allowed are a number above 0, and a quantile"),
-        ("optimizer.clip_g=-1", "optimizer.clip_g=-1: allowed are"),
-        ("optimizer.clip_g=q1.5", "optimizer.clip_g=q1.5: allowed are"),
-        ("optimizer.clip_g=inf", "optimizer.clip_g=inf: allowed are"),
-        ("optimizer.clip_g=true", "optimizer.clip_g=True: allowed are"),
-        ("optimizer.clip_window=5", "optimizer.clip_window=5: it is read with a quantile only"),
-    ],
-)
-def test_a_bound_that_is_none_is_refused(word: str, part: str) -> None:
-    for name in ("mezo", "mezo_momentum", "mezo_adam"):
-        with pytest.raises(UserError, match=re.escape(part)):
-            build_config([f"optimizer={name}", word])
+def test_a_bound_that_is_none_is_refused() -> None:
+    for value in ("0", "-1", "q1.5", "inf", "true"):
+        with pytest.raises(UserError, match=r"optimizer.clip_g=.*: allowed are a number above 0, and a quantile"):
+            build_config([f"optimizer.clip_g={value}"])
+    with pytest.raises(UserError, match=r"optimizer.clip_window=5: it is read with a quantile only"):
+        build_config(["optimizer.clip_window=5"])
 
 
 @pytest.mark.parametrize(("schedule", "half"), [("constant", 1.0), ("linear", 0.5), ("cosine", 0.5)])

@@ -15,7 +15,7 @@ from mezo_cli.perturb.noise.gaussian import gaussian_table
 from mezo_cli.perturb.noise.philox import philox, stream_key
 from mezo_cli.perturb.noise.spans import Segment, tiles_of
 from mezo_cli.perturb.noise.torch_stream import TorchNoise
-from tests.perturb.flat import lay_out, perturb, update_
+from tests.perturb.flat import perturb, update_
 
 Z = Direction(seed=42, step=7)
 KERNELS = {"gaussian": gaussian.KERNELS, "rademacher": rademacher.KERNELS}
@@ -293,11 +293,3 @@ def test_a_span_is_cut_without_gaps_into_parts_of_two_tiles_or_more(tiles: int, 
     assert [part.first for _, part in parts] + [tiles] == [0, *(part.last for _, part in parts)]
     assert all(2 <= part.last - part.first <= max(2, size) + 1 for _, part in parts)
     assert torch.cat([part.tiles for _, part in parts]).tolist() == list(range(tiles))
-
-
-def test_storage_for_another_noise_and_another_dtype_are_refused() -> None:
-    span = lay_out(MADE["gaussian"], "w", torch.zeros(300))
-    with pytest.raises(ValueError, match="tiles of 256 elements, not of 4096"):
-        MADE["rademacher"].update_(span, span.theta, [(Z, 1.0)], [1.0])
-    with pytest.raises(TypeError, match="float16"):
-        MADE["gaussian"].update_(span, span.theta.half(), [(Z, 1.0)], [1.0])

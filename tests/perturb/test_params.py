@@ -9,7 +9,7 @@ from transformers import AutoModelForMaskedLM
 
 from mezo_cli.errors import UserError
 from mezo_cli.perturb import storage
-from mezo_cli.perturb.noise import Direction, make_noise
+from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
 
 
@@ -35,23 +35,13 @@ def test_what_is_not_in_the_graph_is_not_selected() -> None:
         params.select_reachable(layers[0](torch.ones(1, 300)))
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
-def test_an_update_by_blocks_has_the_bits_of_an_update(kind: str) -> None:
-    whole, parts = Params(model(), make_noise(kind)), Params(model(), make_noise(kind))
-    terms, decays = [(Direction(1, 2), 0.5), (Direction(1, 3), -0.25)], [0.9, 1.0]
-    before = {name: p.detach().clone() for name, p in whole.tensors.items()}
-    whole.update(terms, decays)
-    sizes: dict[str, int] = dict.fromkeys(parts.tensors, 0)
-    for span in parts.blocks():
-        for piece in span.pieces:
-            assert piece.start == sizes[piece.name]
-            sizes[piece.name] += piece.numel
-        parts.noise.update_(span, span.theta, terms, decays, decay_in_float64=True)
-    assert sizes == {name: p.numel() for name, p in parts.tensors.items()}
-    for name, p in whole.tensors.items():
-        assert torch.equal(p, parts.tensors[name])
-        z = [whole.noise.z(direction, name, p.shape, "cpu").view(p.shape) for direction, _ in terms]
-        torch.testing.assert_close(p.detach(), 0.9 * before[name] + 0.5 * z[0] - 0.25 * z[1])
+def test_a_weak_decay_is_taken_in_float64_and_rounded_once_with_the_step() -> None:
+    """In float32 1 - 2e-8 is 1."""
+    params, step = Params(model(), make_noise("gaussian")), torch.randn(700 * 300)
+    theta = params.span_of["0.weight"].theta[: len(step)]
+    want = ((1 - 2e-8) * theta.double() - step.double()).float()
+    params.decay_and_subtract(theta, step, 1 - 2e-8)
+    assert torch.equal(theta, want)
 
 
 def test_tensors_are_views_of_flat_storage_and_look_like_tensors_of_their_own() -> None:

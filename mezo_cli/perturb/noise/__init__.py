@@ -8,9 +8,9 @@ from typing import cast
 
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.registry import NOISES
-from mezo_cli.perturb.noise.direction import Direction, Noise
+from mezo_cli.perturb.noise.direction import Direction, Noise, to_float32
 
-__all__ = ["NOISES", "Direction", "Noise", "make_noise", "noise_of"]
+__all__ = ["NOISES", "Direction", "Noise", "make_noise", "noise_of", "to_float32"]
 
 
 def make_noise(name: str) -> Noise:

@@ -7,20 +7,18 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import describe_kernels
-from mezo_cli.perturb.noise.direction import Direction, Shape, Terms
+from mezo_cli.perturb.noise.direction import Direction, Shape, Terms, to_float32
 from mezo_cli.perturb.noise.kernels import KernelSet, SmallTensors, call_size, decay_number, step_sample
-from mezo_cli.perturb.noise.rounding import HALF_DTYPES, MAX_ELEMENTS, ROUND, STEPS, update_kernel
+from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, ROUND, STEPS, update_kernel
 from mezo_cli.perturb.noise.simd import instruction_set
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 Device = torch.device | str
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
-STORED = (torch.float32, *HALF_DTYPES)  # dtypes of theta
 
 
 class CounterNoise:
@@ -60,29 +58,22 @@ class CounterNoise:
     @torch.no_grad()
     def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
         """Write theta + c z and, with two outputs, theta - c z: see `Noise.perturb`."""
-        theta, device = self._checked(span, span.theta, STORED), span.segment.device
-        if device == theta.device:
-            self._perturb(direction, span, theta, c, outs)
-            return
-        computed = [torch.empty_like(target, device=device) for target in outs]
-        self._perturb(direction, span, theta.to(device), c, computed)
-        for target, value in zip(outs, computed, strict=True):
-            target.copy_(value)
-
-    def _perturb(self, direction: Direction, span: Span, theta: Tensor, c: float, outs: Sequence[Tensor]) -> None:
-        """Run the kernel over flat tensors of the compute device."""
-        kernel, device = self._kernels.perturb if len(outs) == 1 else self._kernels.perturb_pair, theta.device
+        theta, device = span.theta, span.segment.device
+        is_there = device == theta.device
+        whole = (theta, *outs) if is_there else (theta.to(device), *(torch.empty_like(o, device=device) for o in outs))
+        kernel = self._kernels.perturb if len(outs) == 1 else self._kernels.perturb_pair
         rest = (self._direction.get(direction.step, direction.sample, device), self._scaled.get(c, device))
         for chunk, part in span.split(self._call_size(device)):
-            arrays = [_part(tensor, chunk) for tensor in (theta, *outs)]
+            arrays = [_part(tensor, chunk) for tensor in whole]
             kernel(*arrays, part.tiles, part.keys(direction.seed), *rest)
+        for out, computed in zip(() if is_there else outs, whole[1:], strict=False):
+            out.copy_(computed)
 
     @torch.no_grad()
     def perturb_rows(
         self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
         """Write theta[rows] + c z[rows] and with minus, drawing z for these rows only: see `Noise.perturb_rows`."""
-        _check_dtype(theta, STORED)
         width, device, tile = prod(theta.shape[1:]), compute_device(theta.device), self.tile
         aligned = width % tile == 0 or tile % width == 0
         tiles_per_row = max(1, width // tile) if aligned else (width + tile - 2) // tile + 1  # at most
@@ -113,7 +104,7 @@ class CounterNoise:
 
         All terms are applied to one part of theta before the next, while it is in cache.
         """
-        theta, device = self._checked(span, theta, (torch.float32,)), span.segment.device
+        device = span.segment.device
         computed = theta if device == theta.device else theta.to(device, copy=True)
         operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
         for chunk, part in span.split(self._call_size(device)):
@@ -134,7 +125,7 @@ class CounterNoise:
             terms: (direction, coefficient), in order.
             decays: one per term.
         """
-        stored, device = self._checked(span, span.theta, HALF_DTYPES), span.segment.device
+        stored, device = span.theta, span.segment.device
         theta = stored if device == stored.device else stored.to(device)
         operations = [self._operation(decay, True, device) for decay in decays]
         for chunk, part in span.split(call_size(MAX_ELEMENTS, device)):
@@ -178,12 +169,6 @@ class CounterNoise:
         """Return how many elements one call of a kernel should process."""
         return call_size(self._kernels.max_tiles * self.tile, device)
 
-    def _checked(self, span: Span, theta: Tensor, dtypes: Sequence[torch.dtype]) -> Tensor:
-        if span.tile != self.tile:
-            raise ValueError(f"the storage is laid out in tiles of {span.tile} elements, not of {self.tile}")
-        _check_dtype(theta, dtypes)
-        return theta
-
 
 # Cached like `SmallTensors`: what does not change from step to step.
 
@@ -201,18 +186,7 @@ def _numbers(count: int, device: torch.device) -> Tensor:
 
 
 def _decay_tensor(value: float, device: torch.device) -> Tensor:
-    return torch.full((), round_to_float32(value), dtype=torch.float64, device=device)
-
-
-def round_to_float32(value: float) -> float:
-    """Return the nearest float32; a value out of range becomes infinite."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
-
-
-def _check_dtype(theta: Tensor, dtypes: Sequence[torch.dtype]) -> None:
-    if theta.dtype not in dtypes:
-        raise TypeError(f"theta is {theta.dtype}: allowed are {', '.join(map(str, dtypes))}")
+    return torch.full((), to_float32(value), dtype=torch.float64, device=device)
 
 
 def _part(tensor: Tensor, chunk: slice) -> Tensor:

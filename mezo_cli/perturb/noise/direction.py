@@ -22,6 +22,14 @@ class Direction(NamedTuple):
     sample: int = 0
 
 
+def to_float32(value: float) -> float:
+    """Return the nearest float32, as kernels take and trajectories store it; a value out of range becomes infinite."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
 Terms = Sequence[tuple[Direction, float]]  # of a sum of coefficient z
 Shape = Sequence[int]
 

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.counter import CounterNoise, round_to_float32
+from mezo_cli.perturb.noise.counter import CounterNoise
+from mezo_cli.perturb.noise.direction import to_float32
 from mezo_cli.perturb.noise.kernels import make_kernels, random_words
 
 CODES = 1 << 16  # entries of the table
@@ -37,7 +38,7 @@ def gaussian_table() -> Tensor:
 def scaled_table(c: float, device: torch.device) -> Tensor:
     """Return c times the table, float32 [65536]."""
     # Multiplied on the device: a copy of each scaled table would wait for it. A product is the same on every device.
-    return _table_on(device) * round_to_float32(c)
+    return _table_on(device) * to_float32(c)
 
 
 @lru_cache(maxsize=8)

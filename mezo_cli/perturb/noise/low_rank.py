@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.by_tensor import NoiseByTensor, scaled_rows
-from mezo_cli.perturb.noise.counter import Device, round_to_float32
-from mezo_cli.perturb.noise.direction import Direction, Noise, Shape
+from mezo_cli.perturb.noise.counter import Device
+from mezo_cli.perturb.noise.direction import Direction, Noise, Shape, to_float32
 from mezo_cli.perturb.noise.spans import Piece, compute_device
 
 CHUNK = 1 << 16  # elements of U V^T that are computed at once on a CPU: they stay in cache
@@ -86,7 +86,7 @@ class LowRankNoise(NoiseByTensor):
         else:
             z = torch.empty(piece.numel, device=computed)
             write_product(factors, piece.start, z)
-        return z.mul_(round_to_float32(c)).to(device)
+        return z.mul_(to_float32(c)).to(device)
 
     def rows(self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:
         """Return c z of some rows of theta, float32 [R, ...]."""
@@ -96,7 +96,7 @@ class LowRankNoise(NoiseByTensor):
             return scaled_rows(self.base, direction, name, theta, rows, c)
         z = torch.empty(len(rows), theta.shape[1], device=computed)
         write_product(Factors(factors.left[rows.to(computed)], factors.right), 0, z.view(-1))
-        return z.mul_(round_to_float32(c)).to(theta.device)
+        return z.mul_(to_float32(c)).to(theta.device)
 
 
 def write_product(factors: Factors, start: int, out: Tensor) -> None:

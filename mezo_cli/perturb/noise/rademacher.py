@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.counter import CounterNoise, round_to_float32
+from mezo_cli.perturb.noise.counter import CounterNoise
+from mezo_cli.perturb.noise.direction import to_float32
 from mezo_cli.perturb.noise.kernels import make_kernels, random_words
 
 
@@ -15,7 +16,7 @@ def draw(tiles: Tensor, keys: Tensor, step_sample: Tensor, c: Tensor) -> Tensor:
 
 def coefficient(c: float, device: torch.device) -> Tensor:
     """Return c, float32 []."""
-    return torch.full((), round_to_float32(c), dtype=torch.float32, device=device)
+    return torch.full((), to_float32(c), dtype=torch.float32, device=device)
 
 
 KERNELS = make_kernels(draw, per_word=32, max_tiles=1024, native="rademacher")
