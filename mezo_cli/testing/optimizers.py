@@ -192,7 +192,7 @@ class Conformance:
             return self.optimizer_class(Recorder(config), seed, steps)
 
         for config in self.configs():
-            Trial(recorded, config).train(0, 2)
+            Trial(recorded, config, device=self.device, outputs=self.outputs).train(0, 2)
         assert read | READ_ELSEWHERE == {*self.settings_class.model_fields} | READ_ELSEWHERE
 
     def test_every_setting_acts_at_the_default_learning_rate(self) -> None:
