@@ -408,13 +408,13 @@ def _check_working_directory() -> None:
 
 def _usage(error: Any) -> str:
     """Return what is wrong with the command line: the commands where one is unknown, KEY=VALUE for --KEY."""
-    from mezo_cli.config.explain import GROUPS, all_keys
+    from mezo_cli.config.explain import GROUPS, key_owners
 
     known = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
     option = str(getattr(error, "option_name", None) or "")
     name = option.lstrip("-").replace("-", "_")
-    keys = [key for key in (*GROUPS, *all_keys()) if key == name or key.endswith(f".{name}")]
+    keys = [key for key in (*GROUPS, *key_owners()) if key == name or key.endswith(f".{name}")]
     if "such option" in message and keys:
         keys = [name] if name in keys else keys
         return f"{message} Settings are given without dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"

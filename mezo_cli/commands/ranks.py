@@ -47,7 +47,7 @@ def check_shareable(config: Config, size: int) -> None:
             "start fewer, or use distributed.split=rows"
         )
     by_rows = split == "rows" or chosen.directions < size
-    if by_rows and not config.objective.shares_rows:
+    if by_rows and config.objective.loss == "reward":
         raise UserError(
             f"objective.loss={config.objective.loss}: a step has {directions}, fewer than {size} ranks, which share "
             "the members of a step, not its rows; start fewer, or raise optimizer.samples or optimizer.members"

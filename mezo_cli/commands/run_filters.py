@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.explain import GROUPS, all_keys, key_schema
+from mezo_cli.config.explain import GROUPS, key_owners, key_schema
 from mezo_cli.config.registry import OBJECTIVES
 from mezo_cli.config.schema import MISSING, Config
 from mezo_cli.config.validation import defaults
@@ -89,8 +89,8 @@ def parse_sort(
     known = (*columns, "start", "end")
     if name is None:
         return None
-    if name not in known and name not in all_keys():
-        near = did_you_mean(name, (*known, *all_keys()))
+    if name not in known and name not in key_owners():
+        near = did_you_mean(name, (*known, *key_owners()))
         raise UserError(f"--sort {name}: allowed are {join(known)}, and the key of a setting{near}")
 
     def order(record: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[bool, Any]:

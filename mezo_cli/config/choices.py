@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.explain import GROUPS, all_keys
+from mezo_cli.config.explain import GROUPS, key_owners
 from mezo_cli.config.registry import CHOICES, LOGGERS
 from mezo_cli.errors import UserError
 
@@ -132,7 +132,7 @@ def _words(incomplete: str, config_dir: str | None) -> list[str]:
     if equals:
         earlier = value[: value.rfind(",") + 1]  # of a sweep
         return [f"{group}={earlier}{name}" for name in _choices(group, config_dir)] if group in GROUPS else []
-    keys = [*GROUPS, *(key for key in all_keys() if "." in incomplete or "." not in key)]
+    keys = [*GROUPS, *(key for key in key_owners() if "." in incomplete or "." not in key)]
     keys = [key for key in keys if key.startswith(incomplete)]
     if len(keys) == 1 and keys[0] in GROUPS:  # several words, so that the shell puts no space after the `=`
         return [f"{keys[0]}={name}" for name in _choices(keys[0], config_dir)]

@@ -26,7 +26,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from mezo_cli.config.base import SettingError, show
 from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate, problems
-from mezo_cli.config.explain import GROUPS, all_keys
+from mezo_cli.config.explain import GROUPS, key_owners
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
@@ -273,6 +273,6 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
     text = re.sub(r"\w+ raised while composing config: ", "", " ".join(lines[:2])) or type(error).__name__
     if does_not_resolve:
         name = re.search(r"Interpolation key '([^']+)'", text)
-        near = did_you_mean(name[1], all_keys()) if name else ""
+        near = did_you_mean(name[1], key_owners()) if name else ""
         text = f"an interpolation does not resolve: {text}{near} (a plain ${{ is written \\${{)"
     return SettingError(key, f"{key}: {text}" if key and (does_not_resolve or key not in text) else text)

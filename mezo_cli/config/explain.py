@@ -28,16 +28,14 @@ ELSEWHERE = {  # the names of other programs -> the key
     "model_name": "model (a name) or model.path (a hub id or a folder)",
 }
 
-LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # pydantic's names, in words
+OF_SCHEMA = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
 
 
 def validate(kind: type[T], values: Mapping[str, Any], parent: str = "") -> T:
     """Return settings made of plain values; groups that are made already are taken as they are.
 
-    Args:
-        kind: their class.
-        values: its fields by name.
-        parent: what stands before a field's name in error lines: `optimizer.`.
+    `parent` stands before a field's name in error lines: `optimizer.`.
     """
     try:
         return kind.model_validate(values)
@@ -85,14 +83,9 @@ def _reason(allowed: Mapping[str, Any], error_type: str, value: Any, key: str) -
     if allowed["type"] == "object":
         return f"{shown}: expected pairs, e.g. {key}={{one: two}}"
     outside = "" if error_type == "number" else "out of range, "
-    bounds = zip(LIMITS.values(), ("at least", "above", "at most", "below"), strict=True)
-    words = [f"{word} {_number(allowed[name])}" for name, word in bounds if name in allowed]
+    words = [f"{word} {allowed[name]:.15g}" for name, word in LIMITS.items() if name in allowed]
     of = "whole" if allowed["type"] == "integer" else "finite"
     return f"{shown}: {outside}allowed is a {of} number {' and '.join(words)}".rstrip()
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 # --- keys ---
@@ -111,7 +104,7 @@ def takes(kind: type[BaseModel], name: str) -> dict[str, Any]:
     (plain, *_) = [option for option in options if option.get("type") != "null"]
     if "const" in plain:
         plain = {"enum": [plain["const"]]}
-    bounds = {LIMITS.get(word, word): value for word, value in plain.items()}  # of a type with a validator: as given
+    bounds = {OF_SCHEMA.get(word, word): value for word, value in plain.items()}  # `ge` itself: behind a validator
     return {"type": "any", **bounds, "null": len(options) > 1}
 
 
@@ -133,11 +126,6 @@ def key_owners(plug_ins: bool = False) -> dict[str, type[Settings]]:
                     choices = [each for _, each in CHOICES[key].all(plug_ins)] if key in CHOICES else [inner]
                     groups.append((f"{key}.", choices))
     return owners
-
-
-def all_keys() -> list[str]:
-    """Return every dotted key that takes a value, without those of plug-ins."""
-    return list(key_owners())
 
 
 def readers(group: str, name: str) -> list[str]:
@@ -164,18 +152,15 @@ def key_schema(key: str) -> dict[str, Any]:
 
 
 def unknown_key(key: str, known: Iterable[str], inner: str = "") -> SettingError:
-    """Return the error for a key that does not exist.
+    """Return the error for a key that does not exist, where one of `known` could stand.
 
-    Args:
-        key: as it was given; of a group that does not exist, the group.
-        known: those that could stand in its place.
-        inner: the rest of the key in such a group, `.lr`.
+    Of a key in a group that does not exist, `inner` is the rest: `.lr`.
     """
     parent, key = key.rpartition(".")[0], f"{key}{inner}"
     name = key.removeprefix("optimizer.")
     if name in ELSEWHERE:
         return SettingError(key, f"unknown key '{key}': here it is {ELSEWHERE[name]}")
-    known, all_known = list(known), all_keys()
+    known, all_known = list(known), key_owners()
     alike = [other for other in all_known if other.endswith(f".{key}")]  # `optimizer.lr` for `lr`
     near = did_you_mean(alike[0], alike) if alike else did_you_mean(key, all_known if inner else known)
     near = near or did_you_mean(key, all_known)

@@ -47,6 +47,7 @@ class ChoiceConfig(ObjectiveConfig):
     implementation: ClassVar[str] = "mezo_cli.objectives.choice:Choice"
     needs_labels: ClassVar[bool] = False
     demonstrates: ClassVar[bool] = True
+    metric_names: ClassVar[list[str]] = ["accuracy"]
 
     loss: Literal["cross_entropy", "lm", "accuracy"] = Field(
         "cross_entropy",
@@ -55,11 +56,6 @@ class ChoiceConfig(ObjectiveConfig):
     normalize: Literal["mean", "sum"] = Field(
         "mean", description="the score of a candidate is the mean of its tokens' log-probabilities, or their sum"
     )
-
-    @property
-    def metric_names(self) -> list[str]:
-        """The accuracy alone."""
-        return ["accuracy"]
 
     @property
     def is_differentiable(self) -> bool:
@@ -81,10 +77,8 @@ class ChoiceConfig(ObjectiveConfig):
             yield f"task.choice.{missing}", "task.choice.each lists a row's texts, task.choice.right has the right one"
         count = len(choice.candidates)
         if choice.each is not None and count != 1:
-            yield (
-                "task.choice.candidates",
-                f"with task.choice.each it needs one template of {count}, with {{candidate}}",
-            )
+            why = f"with task.choice.each it needs one template of {count}, with {{candidate}}"
+            yield "task.choice.candidates", why
         if choice.each is None and (count < 2 or count != len(task.labels)):
             why = f"{count} for {len(task.labels)} labels ({join(task.labels)})"
             yield "task.choice.candidates", f"{why}; give one for each, in the same order, two or more"
@@ -97,6 +91,7 @@ class GenerateConfig(ObjectiveConfig):
     needs_labels: ClassVar[bool] = False
     demonstrates: ClassVar[bool] = True
     differentiable_loss: ClassVar[str] = "lm"
+    metric_names: ClassVar[list[str] | None] = None  # a reward names its parts when it is called
 
     loss: Literal["reward", "lm"] = Field(
         "reward", description="minus the mean reward of the completions, or the cross-entropy of the answers' tokens"
@@ -123,16 +118,6 @@ class GenerateConfig(ObjectiveConfig):
         return "loss" if self.reward is None and self.loss == "lm" else "reward"
 
     @property
-    def metric_names(self) -> list[str] | None:
-        """Not known: a reward names its parts when it is called."""
-        return None
-
-    @property
-    def shares_rows(self) -> bool:
-        """Not with rewards: ranks share the members of a step."""
-        return self.loss == "lm"
-
-    @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""
         return self.loss == "lm"
@@ -152,12 +137,8 @@ class GenerateConfig(ObjectiveConfig):
             parse(reward)
         if task.metric is not None and task.metric not in REWARDS.names:
             yield "task.metric", f"not one of {join(REWARDS.names)}{did_you_mean(task.metric, REWARDS.names)}"
-        for of, temperature, samples in (
-            ("", self.temperature, self.samples),
-            ("eval_", self.eval_temperature, self.eval_samples),
-        ):
-            if samples > 1 and temperature == 0:
-                why = f"greedy completions are all the same; give objective.{of}temperature"
-                yield f"objective.{of}samples", why
+        for of in ("", "eval_"):
+            if getattr(self, f"{of}samples") > 1 and getattr(self, f"{of}temperature") == 0:
+                yield f"objective.{of}samples", f"greedy completions are all the same; give objective.{of}temperature"
         if config.distributed.split == "rows" and self.loss == "reward":
             yield "distributed.split", "ranks share the members of a step with rewards; use directions"

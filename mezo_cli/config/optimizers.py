@@ -59,17 +59,6 @@ class PerturbationConfig(OptimizerConfig):
         """The most directions of a step: a record of the trajectory has a scalar for each."""
         raise NotImplementedError
 
-    @property
-    def low_rank(self) -> tuple[int, int] | None:
-        """Rank and interval of z on matrices; None: z is dense."""
-        return None
-
-    @property
-    def clip_settings(self) -> dict[str, Any] | None:
-        """The settings by which g is clipped, as the header of a trajectory has them; None: it is not."""
-        clipped = getattr(self, "clip_g", None) is not None
-        return {name: getattr(self, name) for name in CLIP_SETTINGS} if clipped else None
-
 
 class ZerothOrderConfig(PerturbationConfig):
     """Settings of an optimizer whose gradient estimates are g z."""
@@ -109,11 +98,7 @@ class MezoConfig(ZerothOrderConfig):
 
     implementation: ClassVar[str] = "mezo_cli.optim.mezo:Mezo"
     title: ClassVar[str] = "MeZO"
-
-    @property
-    def adds_directions(self) -> bool:
-        """It is the step itself."""
-        return True
+    adds_directions: ClassVar[bool] = True
 
 
 class NullSignsConfig(MezoConfig):
@@ -182,11 +167,6 @@ class LozoConfig(ZerothOrderConfig):
     has_engine: ClassVar[bool] = False
     rank: Annotated[Positive, Field(le=10_000)] = Field(4, description="r of z = U V^T")
     interval: Positive = Field(50, description="steps with the same V")
-
-    @property
-    def low_rank(self) -> tuple[int, int]:
-        """`rank` and `interval`."""
-        return self.rank, self.interval
 
 
 class LozoMConfig(LozoConfig):

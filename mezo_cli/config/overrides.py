@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
 from mezo_cli.config.choices import Choices
-from mezo_cli.config.explain import all_keys
+from mezo_cli.config.explain import key_owners
 from mezo_cli.errors import UserError, did_you_mean, join
 
 HYDRA_DIRS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
@@ -112,7 +112,7 @@ def _check(override: Override, choices: Choices) -> None:
     """Check that a choice exists, and that nothing is removed or moved."""
     text, name = override.text, override.name
     if name not in choices:
-        if override.form in ("ADD", "DEL") and name in all_keys():
+        if override.form in ("ADD", "DEL") and name in key_owners():
             raise UserError(f"'{text}': {name} exists already, and cannot be removed; write {name}=...")
         return
     allowed = join(sorted(choices[name])) or "none"

@@ -191,11 +191,6 @@ class ObjectiveConfig(Settings):
         return 0
 
     @property
-    def shares_rows(self) -> bool:
-        """Whether ranks may share the rows of a step."""
-        return True
-
-    @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""
         return bool(getattr(LOSSES.load(self.loss), "differentiable", True))
@@ -237,13 +232,8 @@ class PeftConfig(Settings):
 
     implementation: ClassVar[str]  # `module:Class` of the method
     title: ClassVar[str] = ""  # its name in tables, after the optimizer's; empty: the name of the choice
-    trains_output: ClassVar[bool] = False  # whether it always trains the layer over the vocabulary
+    trains_output: ClassVar[bool] = False  # whether it trains and saves the layer over the vocabulary too
     name: Text = Field(MISSING, description="which parameters are trained; chosen by `peft=`")
-
-    @property
-    def trains_output_layer(self) -> bool:
-        """Whether the layer over the vocabulary is trained and saved too: a linear probe may be written into it."""
-        return self.trains_output or bool(getattr(self, "head", False))
 
     def conflicts(self, config: "Config") -> Conflicts:
         """Yield the settings that do not go with the method."""
@@ -361,11 +351,6 @@ class FilesConfig(DataConfig):
 def data_dir(data: DataConfig) -> str | None:
     """Return the folder or file of the rows; None for other sources."""
     return data.dir if isinstance(data, FilesConfig) else None
-
-
-def without_dir(data: DataConfig) -> DataConfig:
-    """Return the settings of the source without the places of files, as another machine may have them."""
-    return data.replace(dir=None, keep=None) if isinstance(data, FilesConfig) else data.replace(keep=None)
 
 
 class LoggerConfig(Settings):

@@ -3,6 +3,7 @@
 import importlib.util
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -16,10 +17,8 @@ from mezo_cli.errors import UserError, did_you_mean, install, join, without_cred
 def build(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
-    Args:
-        values: by group and key. A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name:
-            mezo`) is dropped.
-        given: keys of which such a setting is refused: those of the command line.
+    A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped, or refused if
+    its key is in `given`, those of the command line.
     """
     groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
     config = validate(Config, {**values, **groups})
@@ -90,9 +89,7 @@ def check_rules(config: Config) -> None:
         config.peft.conflicts(config),
     )
     for key, why in chain(*rules, _objective(config), _training(config), _engine(config)):
-        value: Any = config
-        for name in key.split("."):
-            value = getattr(value, name)
+        value: Any = reduce(getattr, key.split("."), config)
         if value in (None, MISSING):
             raise SettingError(key, f"{key} is not set: {why}")
         shown = show(getattr(value, "name", value))
@@ -150,10 +147,8 @@ def _objective(config: Config) -> Conflicts:
             other = f"steps={config.steps}" if config.steps else f"init={config.init}"
             yield key, f"it is for an evaluation of the model, not with {other}; give steps=0"
         if not objective.demonstrates:
-            yield (
-                key,
-                f"objective={name} reads none, only {join(n for n, kind in OBJECTIVES.all() if kind.demonstrates)}",
-            )
+            others = join(other for other, kind in OBJECTIVES.all() if kind.demonstrates)
+            yield key, f"objective={name} reads none, only {others}"
         if name == "generate" and (task.generate.chat or task.generate.answer is None):
             yield key, f"the task has {'a chat' if task.generate.chat else 'no task.generate.answer to show'}"
     if data.weights == "none" and data.batches != "balanced":
@@ -165,7 +160,8 @@ def _objective(config: Config) -> Conflicts:
         yield "batch_size", f"data.batches=balanced takes a row of each of {count} labels: give {count} or more"
     if config.init == "linear_probe" and not objective.needs_labels:
         yield "init", f"objective={name} scores no labels"
-    if config.init == "linear_probe" and not (config.peft.trains_output_layer or objective.has_head):
+    saves_output = config.peft.trains_output or getattr(config.peft, "head", False) or objective.has_head
+    if config.init == "linear_probe" and not saves_output:
         why = f"peft={config.peft.name} neither trains nor saves the decoder that the probe is written into"
         yield "init", f"{why}; use peft=none, head or lora with peft.head=true, or objective=cls"
     if config.probe_c is not None and config.init != "linear_probe":
@@ -182,10 +178,8 @@ def _training(config: Config) -> Conflicts:
         why = f"{chosen} keeps the activations of all rows for its gradient"
         yield "micro_batch_size", f"{why}; micro-batches save memory only with forward passes"
     if optimizer.needs_backward and not config.objective.is_differentiable:
-        yield (
-            "objective.loss",
-            f"it has no gradient, and {chosen} needs one; use {config.objective.differentiable_loss}",
-        )
+        why = f"it has no gradient, and {chosen} needs one"
+        yield "objective.loss", f"{why}; use {config.objective.differentiable_loss}"
     if optimizer.name == "linear_probe" and config.init != "linear_probe":
         yield "init", "optimizer=linear_probe needs init=linear_probe"
     if optimizer.name == "linear_probe" and config.steps:
@@ -199,7 +193,7 @@ def _training(config: Config) -> Conflicts:
         if not optimizer.replayable:
             why = f"{chosen} rounds its updates to the nearest value, and most would be lost"
             yield "model.dtype", f"{why}; use float32, with model.compute_dtype=bfloat16 for the forwards"
-        if _noise(config) == "torch":
+        if getattr(optimizer, "noise", None) == "torch":
             yield "model.dtype", "optimizer.noise=torch repeats the steps of the published code, in float32"
         if model.quantize != "none":
             why = "it is how the weights of a base that is not quantised are stored"
@@ -238,15 +232,10 @@ def _engine(config: Config) -> Conflicts:
     if peft == "none" and not optimizer.adds_directions:
         why = "with all parameters the engine follows updates that are sums of c z alone, those of mezo, es and fzoo"
         yield "optimizer", f"{chosen}: {why}, without an anchor; or use peft=lora"
-    if _noise(config) == "torch":
+    if getattr(optimizer, "noise", None) == "torch":
         yield "optimizer.noise", f"{chosen} draws z by element; use gaussian"
     for key, dtype in {"model.dtype": config.model.dtype, "model.compute_dtype": config.model.compute_dtype}.items():
         if dtype != "float32":
             yield key, "it is that of mezo's own copy, which is float32 beside an engine; use engine.dtype"
     if config.micro_batch_size is not None:
         yield "micro_batch_size", f"{chosen} makes its batches itself; leave it out"
-
-
-def _noise(config: Config) -> str | None:
-    """Return the distribution of z; None for an optimizer that draws none."""
-    return getattr(config.optimizer, "noise", None)

@@ -14,7 +14,7 @@ from typing import Any
 from mezo_cli import models
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.own_code import SHUFFLED
-from mezo_cli.config.schema import Config, LoggerConfig, without_dir
+from mezo_cli.config.schema import Config, LoggerConfig
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, trajectory
@@ -91,10 +91,11 @@ def _portable(config: Config, run: Run, revision: str | None) -> Config:
         path = f"./{path}"  # never the name of another model on the hub
     if config.data.name == "hub":
         task = task.replace(hub=task.hub.replace(revision=run.info().get("data_revision") or task.hub.revision))
+    places = dict.fromkeys({"dir", "keep"} & type(config.data).model_fields.keys())  # of files, here
     return config.replace(
         task=task,
         model=config.model.replace(path=path, revision=revision if base_id else None, device="auto"),
-        data=without_dir(config.data),
+        data=config.data.replace(**places),
         logger=LoggerConfig(),
     )
 

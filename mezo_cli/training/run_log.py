@@ -191,6 +191,7 @@ def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
     config, optimizer, params = session.config, session.optimizer, session.params
     drawn = zeroth_order(config.optimizer)
     names = [name for name in type(config.optimizer).model_fields if name not in ("name", *CLIP_SETTINGS)]
+    clipped = getattr(drawn, "clip_g", None) is not None
     return trajectory.Header(
         fingerprint=fingerprint,
         optimizer=config.optimizer.name,
@@ -204,6 +205,6 @@ def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
         rounding=trajectory.ROUNDINGS[config.model.dtype],
         decay="float64" if drawn.weight_decay else None,
         scalars=optimizer.scalar,
-        clip=drawn.clip_settings,
+        clip={name: getattr(drawn, name) for name in CLIP_SETTINGS} if clipped else None,
         nonnegative=[*params.nonnegative] or None,
     )

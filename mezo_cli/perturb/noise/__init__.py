@@ -6,7 +6,7 @@ module imports no torch, so that a config can be checked without it.
 
 from typing import cast
 
-from mezo_cli.config.optimizers import PerturbationConfig
+from mezo_cli.config.optimizers import LozoConfig, PerturbationConfig
 from mezo_cli.config.registry import NOISES
 from mezo_cli.perturb.noise.direction import Direction, Noise, to_float32
 
@@ -21,8 +21,8 @@ def make_noise(name: str) -> Noise:
 def noise_of(settings: PerturbationConfig) -> Noise:
     """Return a new noise of an optimizer's settings, from which forwards and updates get z."""
     noise = make_noise(settings.noise)
-    if settings.low_rank is None:
+    if not isinstance(settings, LozoConfig):
         return noise
     from mezo_cli.perturb.noise.low_rank import LowRankNoise
 
-    return LowRankNoise(noise, *settings.low_rank)
+    return LowRankNoise(noise, settings.rank, settings.interval)
