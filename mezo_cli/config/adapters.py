@@ -30,9 +30,7 @@ class LoraConfig(PeftConfig):
     targets: Literal["query_value", "attention_feed_forward"] = Field(
         "query_value", description="the matrices that get a LoRA: queries and values, or every matrix of the layers"
     )
-    head: Flag = Field(
-        False, description="train the head over the vocabulary too, a copy; a classification head always is"
-    )
+    head: Flag = Field(False, description="train the head over the vocabulary too; a classification head always is")
     layers: Positive | None = Field(None, description=LAYERS)
 
 
@@ -62,9 +60,7 @@ class ScalesConfig(PeftConfig):
 
     implementation: ClassVar[str] = "mezo_cli.adapters.methods:Scales"
     title: ClassVar[str] = "QZO"
-    absolute: Flag = Field(
-        False, description="train the scales themselves, as the paper does, not factors of them; int8 only"
-    )
+    absolute: Flag = Field(False, description="train the scales themselves, as the paper does, not factors; int8 only")
 
     def conflicts(self, config: "Config") -> Conflicts:
         """Reject a base without scales, and an optimizer that would not keep the factors from 0 on."""

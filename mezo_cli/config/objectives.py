@@ -107,7 +107,7 @@ class GenerateConfig(ObjectiveConfig):
     temperature: NotNegativeNumber = Field(0.0, description="0: greedy, else drawn from softmax(logits / temperature)")
     samples: Positive = Field(1, description="completions per prompt and member")
     reduce: Literal["mean", "max"] = Field(
-        "mean", description="what a row's reward is of those of its completions; max: pass@k"
+        "mean", description="a row's reward of those of its completions; max: pass@k"
     )
     eval_temperature: NotNegativeNumber = Field(0.0, description="the temperature of evaluations")
     eval_samples: Positive = Field(1, description="completions per prompt of evaluations")

@@ -213,8 +213,7 @@ class EsConfig(PerturbationConfig):
         "zscore", description="what a member's reward becomes before it weights its direction"
     )
     shaping_std: Literal["members", "rows"] = Field(
-        "members",
-        description="what `shaping` divides by: the standard deviation over the members, or over all their rows",
+        "members", description="what `shaping` divides by: the standard deviation over members, or over all their rows"
     )
     baseline: Literal["mean", "theta"] = Field(
         "mean", description="what is subtracted from the rewards: their mean, or the reward of the weights themselves"

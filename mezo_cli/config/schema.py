@@ -65,9 +65,7 @@ class LmPrompt(Settings):
 
     template: Text | None = Field(None, description="the prompt, which ends in `{mask}`; null: the task has none")
     label_words: list[Entry] = Field([], description="a word or phrase per label; empty: `task.label_words`")
-    max_length: Length | None = Field(
-        None, description="tokens of prompt and word; a longer prompt loses its start. null: the model's limit"
-    )
+    max_length: Length | None = Field(None, description="tokens with the word, cut at the start; null: model's limit")
 
 
 class GeneratePrompt(Settings):
@@ -84,9 +82,7 @@ class GeneratePrompt(Settings):
     chat: Flag = Field(False, description="the prompt is the user's message in the chat template, or a column of them")
     system: Text | None = Field(None, description="the chat's system message; null: none")
     max_length: Length | None = Field(None, description="tokens with answer or completion; null: the model's limit")
-    too_long: Literal["refuse", "cut"] = Field(
-        "refuse", description="a longer row is refused, or cut: its prompt loses its start"
-    )
+    too_long: Literal["refuse", "cut"] = Field("refuse", description="of a longer row; cut: its prompt loses its start")
 
 
 class ChoicePrompt(Settings):
@@ -103,9 +99,7 @@ class ChoicePrompt(Settings):
         None, description="the column with the right text, or texts, of `each`; null: the label numbers the candidate"
     )
     max_length: Length | None = Field(None, description="tokens of prompt and longest candidate; null: model's limit")
-    too_long: Literal["refuse", "cut"] = Field(
-        "cut", description="a longer row is refused, or cut: its prompt loses its start, but for the first token"
-    )
+    too_long: Literal["refuse", "cut"] = Field("cut", description="as in `task.generate`; cut keeps the first token")
 
 
 class TaskConfig(Settings):
@@ -113,9 +107,7 @@ class TaskConfig(Settings):
 
     name: Text = Field(MISSING, description="the task's name in tables and run directories")
     version: Positive = Field(1, description="recorded in run.json; raise it when template, words or splits change")
-    template: Text | None = Field(
-        None, description="the prompt of objective mlm: `{column}` is a text, `{mask}` the mask; null: it has none"
-    )
+    template: Text | None = Field(None, description="prompt of objective mlm, of `{column}` and `{mask}`; null: none")
     labels: list[Entry] = Field([], description="the names of the labels; empty for a task with `task.generate` alone")
     label_words: list[Entry] = Field([], description="a word per label, each one token, in the order of `task.labels`")
     columns: list[Entry] = Field([], description="the texts of a row, in order (`sent_0`, `sent_1` of LM-BFF)")
@@ -128,13 +120,8 @@ class TaskConfig(Settings):
     bos_token_id: NotNegative | None = Field(  # the MeZO paper's code gave OPT 0 in place of 2
         None, description="the first token of a decoder's prompt; null: what the tokenizer puts before a text"
     )
-    metric: Text | None = Field(
-        None, description="the metric that picks the best checkpoint; null: the objective's first"
-    )
-    demonstrations: NotNegative = Field(
-        0,
-        description="rows of train, solved, before each row of dev and test; `steps=0`",
-    )
+    metric: Text | None = Field(None, description="the metric that picks the best checkpoint; null: the objective's")
+    demonstrations: NotNegative = Field(0, description="rows of train, solved, before each of dev and test; `steps=0`")
     lm: LmPrompt = LmPrompt()
     generate: GeneratePrompt = GeneratePrompt()
     choice: ChoicePrompt = ChoicePrompt()
@@ -254,16 +241,12 @@ class ModelConfig(Settings):
     )
     compute_dtype: Dtype = Field("float32", description="the dtype of the forwards")
     quantize: Literal["none", "int8", "nf4"] = Field(
-        "none",
-        description="the matrices of a frozen base: int8 (a scale per row), nf4 (bitsandbytes)",
+        "none", description="the matrices of a frozen base: int8 (a scale per row), nf4 (bitsandbytes)"
     )
     tie_embeddings: Flag | None = Field(  # false: it starts as a copy, unless the checkpoint has one
-        None,
-        description="whether the decoder over the vocabulary is the matrix of the embeddings; null: as its config says",
+        None, description="whether the decoder over the vocabulary is the embeddings' matrix; null: as its config"
     )
-    matmul_precision: Literal["highest", "high"] = Field(
-        "highest", description="of products of float32 matrices; high: TF32"
-    )
+    matmul_precision: Literal["highest", "high"] = Field("highest", description="of float32 products; high: TF32")
     device: Text = Field("auto", description="`cpu`, `cuda`, `cuda:N`, `mps`, or `auto`: cuda where there is one")
     paired_tokens: NotNegative | None = Field(
         None, description="the most tokens of a batch whose signs one forward computes; null: 1024, 16384 off a CPU"
@@ -302,9 +285,7 @@ class OpenAiConfig(EngineConfig):
     """A vLLM server that the user has started, by its HTTP interface; for LoRA members."""
 
     url: Text | None = Field(None, description="its address, never stored; null: MEZO_ENGINE_URL")
-    adapter_dir: Text | None = Field(
-        None, description="a folder for adapters that the server sees too; null: MEZO_ENGINE_ADAPTER_DIR"
-    )
+    adapter_dir: Text | None = Field(None, description="a folder that it sees too; null: MEZO_ENGINE_ADAPTER_DIR")
     allow_remote: Flag = Field(False, description="whether the server may be on another machine")
     server: Literal["vllm", "sglang"] = Field("vllm", description="whose paths it has; sglang was never run")
     dtype: Dtype = Field("float32", description="of the server's weights and forwards, for the check at the start")
@@ -326,8 +307,7 @@ class DataConfig(Settings):
         None, description="the most rows of test, drawn; of data without one, rows held out. null: all, none"
     )
     as_released: Flag = Field(  # of WSC's 554 rows, 54
-        False,
-        description="dev and the ends of completions are as in the MeZO paper's OPT runs (docs/reference/decoders.md)",
+        False, description="dev and ends of completions as in the MeZO paper's OPT runs (docs/reference/decoders.md)"
     )
     eval_limit: Positive | None = Field(None, description="rows of dev and of test that are used; null: all")
     batches: Literal["shuffled", "balanced", "replacement"] = Field(
@@ -395,29 +375,20 @@ class Config(Settings):
     micro_batch_size: Positive | None = Field(None, description="most rows per forward, in evaluations too; null: all")
     eval_batch_size: Positive = Field(64, description="rows per forward of an evaluation")
     eval_every: NotNegative = Field(10_000, description="steps between evaluations on dev; 0: before and after them")
-    eval_at_forwards: list[Positive] = Field(
-        [], description="in place of eval_every: numbers of forwards; dev is evaluated after the first step past each"
-    )
+    eval_at_forwards: list[Positive] = Field([], description="in place of eval_every: after the first step past each")
     log_every: Positive | None = Field(None, description="steps between lines of metrics.jsonl; null: for 1,000 lines")
     test_at_start: Flag = Field(True, description="evaluate on test and 1,000 rows of train before the first step too")
-    checkpoint: Literal["full", "trajectory"] = Field(
-        "full", description="full writes weights; trajectory writes none: they are replayed from trajectory.bin"
-    )
+    checkpoint: Literal["full", "trajectory"] = Field("full", description="full saves weights; trajectory replays them")
     checkpoint_every: NotNegative = Field(0, description="steps between saves of `last`; 0: at every evaluation")
-    metric: Text | None = Field(
-        None, description="the metric on dev that picks the best checkpoint, or `loss`; null: `task.metric`"
-    )
+    metric: Text | None = Field(None, description="picks the best checkpoint on dev, or `loss`; null: `task.metric`")
     max_seconds: PositiveNumber | None = Field(None, description="seconds after which a process stops; null: no limit")
     at_limit: Literal["stop", "finish"] = Field(
-        "stop",
-        description="at max_seconds: stop leaves a run to resume, exit status 130; finish tests its best step",
+        "stop", description="at max_seconds: stop leaves a run to resume, exit status 130; finish tests its best step"
     )
     patience: Positive | None = Field(
         None, description="evaluations without a better dev score after which the run ends; null: any number"
     )
-    stop_on_divergence: Flag | None = Field(
-        None, description="end a run that has diverged, and test its best step; null: true"
-    )
+    stop_on_divergence: Flag | None = Field(None, description="end a diverged run, and test its best step; null: true")
 
     @property
     def data_task(self) -> TaskConfig:
