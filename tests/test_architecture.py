@@ -37,7 +37,7 @@ LAYERS = [
 ]
 ALLOWED_USERS = {
     "hydra": {"config.compose", "config.overrides"},
-    "omegaconf": {"config.compose"},
+    "omegaconf": {"config.compose", "sweep.plan"},
     "typer": {"cli", "commands"},
     "peft": {"adapters"},
     "vllm": {"engine"},

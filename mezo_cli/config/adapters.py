@@ -1,14 +1,11 @@
 """The settings of the built-in methods of parameter-efficient fine-tuning, and what implements each."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from mezo_cli.config.base import Conflicts, Flag, Positive
-from mezo_cli.config.schema import PeftConfig
-
-if TYPE_CHECKING:
-    from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, PeftConfig
 
 LAYERS = "a LoRA, or biases, of the top k layers only; of biases also those above the layers. null: all layers"
 
@@ -62,7 +59,7 @@ class ScalesConfig(PeftConfig):
     title: ClassVar[str] = "QZO"
     absolute: Flag = Field(False, description="train the scales themselves, as the paper does, not factors; int8 only")
 
-    def conflicts(self, config: "Config") -> Conflicts:
+    def conflicts(self, config: Config) -> Conflicts:
         """Reject a base without scales, and an optimizer that would not keep the factors from 0 on."""
         how, optimizer = config.model.quantize, config.optimizer
         if how == "none":

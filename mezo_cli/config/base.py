@@ -17,6 +17,7 @@ from mezo_cli.errors import UserError
 MISSING = "???"  # as in OmegaConf: a value has to be given
 Conflicts = Iterator[tuple[str, str]]  # a key, and why its value does not go with other settings
 SHOWN = "shown"  # the type of an error whose text needs only the key before it
+NO_WORD = " holds the boolean {}: YAML reads Yes, No, on and off as booleans, so quote the word"
 
 
 class Settings(BaseModel):
@@ -30,11 +31,7 @@ class Settings(BaseModel):
 
 
 class SettingError(UserError):
-    """A setting that is not valid.
-
-    Attributes:
-        key: its dotted name.
-    """
+    """A setting that is not valid; `key` is its dotted name."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -57,9 +54,9 @@ def refused(why: str) -> PydanticCustomError:
 
 def _entry(value: Any) -> str:
     if value == MISSING:
-        raise refused(" is not set: give it a value")
+        raise PydanticCustomError("missing", "not set")
     if isinstance(value, bool):
-        raise refused(f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word")
+        raise refused(NO_WORD.format(value))
     if isinstance(value, float):  # the spelling is lost: 1e3 would come back as 1000.0
         raise refused(f" holds the number {value}: expected a text, so quote it")
     if not isinstance(value, (str, int)):

@@ -1,4 +1,4 @@
-"""Compose YAML files and overrides into a validated `Config`. With overrides.py and `sweep.jobs` all that knows Hydra.
+"""Compose YAML files and overrides into a validated `Config`. With overrides.py and sweep/ all that knows Hydra.
 
 Hydra composes plain nodes; `validation.build` then checks them, so that types, unknown keys and ranges are judged in
 one place and reported in the same words, wherever a value comes from.
@@ -30,7 +30,7 @@ from mezo_cli.config.explain import GROUPS, key_owners
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
-from mezo_cli.config.schema import Config, FilesConfig, to_dict
+from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import build, check_installed, defaults
 from mezo_cli.errors import UserError, did_you_mean
 
@@ -107,8 +107,7 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
     except OmegaConfBaseException as error:
         raise _explained(error) from error
     config = build(plain, {override.name for override in overrides} - set(tolerated))
-    own = own_of(config)
-    config = with_own_code(config, own) if own else config  # paths become absolute
+    config = with_own_code(config, own_of(config))  # paths become absolute
     for override in overrides:
         other = INSTEAD.get(override.name)
         if other is not None and getattr(config, other):
@@ -116,11 +115,9 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
             nothing = f"{other}={show(Config.model_fields[other].default)}"
             raise SettingError(override.name, f"'{override.text}': {why}; leave one of them out, or give {nothing}")
     check_installed(config.logger.names, config.model.quantize)
-    data, model = config.data.replace(seed=config.data_seed), Path(config.model.path).expanduser()
-    if isinstance(data, FilesConfig) and data.dir is not None:
-        data = data.replace(dir=str(Path(data.dir).expanduser().absolute()))
-    if data.keep is not None:
-        data = data.replace(keep=str(Path(data.keep).expanduser().absolute()))
+    files = {key: getattr(config.data, key, None) for key in ("dir", "keep")}
+    absolute = {key: str(Path(file).expanduser().absolute()) for key, file in files.items() if file is not None}
+    data, model = config.data.replace(seed=config.data_seed, **absolute), Path(config.model.path).expanduser()
     path = str(model.absolute()) if model.is_dir() and not config.model.is_embedded else config.model.path
     return config.replace(data=data, model=config.model.replace(path=path))
 
@@ -157,11 +154,6 @@ def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:
     return changed
 
 
-def sweep_dir_uses_overrides(node: DictConfig) -> bool:
-    """Whether the names of a sweep's directories are made of its overrides (`${hydra.job.override_dirname}`)."""
-    return "override" in str(OmegaConf.to_container(node.hydra.sweep, resolve=False))
-
-
 def sweep_directories(node: DictConfig, number: int) -> tuple[Path, Path]:
     """Return the directory of the sweep, and in it that of job `number`."""
     with read_write(node.hydra.job), open_dict(node.hydra.job):
@@ -169,11 +161,6 @@ def sweep_directories(node: DictConfig, number: int) -> tuple[Path, Path]:
     HydraConfig.instance().set_config(node)  # what ${hydra:...} reads
     folder = _directory(node, "hydra.sweep.dir").absolute()
     return folder, Path(os.path.normpath(folder / _directory(node, "hydra.sweep.subdir")))
-
-
-def copy_times(source: DictConfig, node: DictConfig) -> None:
-    """Let `${now:...}` and `${mezo_unique:}` give in `node` what they gave in `source`."""
-    OmegaConf.copy_cache(from_config=source, to_config=node)
 
 
 # --- Hydra ---

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from mezo_cli.config.base import MISSING, SHOWN, SettingError, Settings, show
+from mezo_cli.config.base import MISSING, NO_WORD, SHOWN, SettingError, Settings, show
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import did_you_mean, join
@@ -74,7 +74,7 @@ def _reason(allowed: Mapping[str, Any], error_type: str, value: Any, key: str) -
         return " is empty: give a value, or leave it out"
     if "enum" in allowed:
         if isinstance(value, bool):
-            return f" holds the boolean {value}: YAML reads Yes, No, on and off as booleans, so quote the word"
+            return NO_WORD.format(value)
         return f"{shown}: not one of {join(allowed['enum'])}{did_you_mean(str(value), allowed['enum'])}"
     if allowed["type"] == "boolean":
         return f"{shown}: allowed are true, false{null}"

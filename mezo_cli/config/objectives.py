@@ -1,6 +1,6 @@
 """The settings of the built-in objectives, and what implements each. Nothing here imports torch."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -8,11 +8,8 @@ from mezo_cli.config.base import Conflicts, NotNegativeNumber, Positive, Positiv
 from mezo_cli.config.own_code import reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.rewards import parse
-from mezo_cli.config.schema import ObjectiveConfig, TaskConfig
+from mezo_cli.config.schema import Config, ObjectiveConfig, TaskConfig
 from mezo_cli.errors import did_you_mean, join
-
-if TYPE_CHECKING:
-    from mezo_cli.config.schema import Config
 
 
 class MlmConfig(ObjectiveConfig):
@@ -20,7 +17,7 @@ class MlmConfig(ObjectiveConfig):
 
     implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Mlm"
 
-    def conflicts(self, config: "Config") -> Conflicts:
+    def conflicts(self, config: Config) -> Conflicts:
         """Reject a task without a template, too."""
         if config.task.template is None:
             yield "task.template", f"give task.template=...{config.task.offered}"
@@ -66,7 +63,7 @@ class ChoiceConfig(ObjectiveConfig):
         """Return the task with its labels, which number the candidates; without them where rows list candidates."""
         return task if task.choice.each is None else task.replace(labels=[])
 
-    def conflicts(self, config: "Config") -> Conflicts:
+    def conflicts(self, config: Config) -> Conflicts:
         """Reject a task without candidates, and labels that do not number them."""
         task, choice = config.task, config.task.choice
         if choice.prompt is None:
@@ -122,12 +119,12 @@ class GenerateConfig(ObjectiveConfig):
         """Whether the loss has a gradient."""
         return self.loss == "lm"
 
-    def completion_tokens(self, config: "Config") -> int:
+    def completion_tokens(self, config: Config) -> int:
         """Return `max_new_tokens` for a run with a reward or a metric of completions."""
         completes = self.loss == "reward" or reward_of(config) is not None or config.task.metric is not None
         return self.max_new_tokens if completes else 0
 
-    def conflicts(self, config: "Config") -> Conflicts:
+    def conflicts(self, config: Config) -> Conflicts:
         """Reject a task without the answers or the metric that are asked for, and drawing the same text twice."""
         yield from super().conflicts(config)
         task, reward = config.task, reward_of(config)

@@ -18,17 +18,11 @@ from mezo_cli.errors import UserError, did_you_mean, join
 
 @dataclass(frozen=True, eq=False)
 class Registry:
-    """The choices of one config key.
+    """The choices of one config key."""
 
-    Attributes:
-        key: the config key that names the choice, for error lines: `optimizer`.
-        built_in: name -> `module:attribute`.
-        group: the entry-point group by which other packages add choices; None where they cannot.
-    """
-
-    key: str
-    built_in: dict[str, str]
-    group: str | None = None
+    key: str  # the config key that names the choice, for error lines: `optimizer`
+    built_in: dict[str, str]  # name -> `module:attribute`
+    group: str | None = None  # the entry-point group by which other packages add choices; None where they cannot
 
     @cached_property
     def targets(self) -> dict[str, str]:

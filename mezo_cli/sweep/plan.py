@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import Job
@@ -183,12 +185,12 @@ def _compose_jobs(
                 files = tuple(text for text in job if text not in plain)
                 if files not in composed:
                     composed[files] = compose.compose_node([*common, *files], config_dir)
-                if compose.sweep_dir_uses_overrides(composed[files]):
+                if "override" in str(OmegaConf.to_container(composed[files].hydra.sweep, resolve=False)):
                     node = compose.compose_node([*common, *job], config_dir)
                 else:
                     node = compose.with_values(composed[files], [parsed[text] for text in job if text in plain])
                 if first is not None:
-                    compose.copy_times(first[0], node)
+                    OmegaConf.copy_cache(first[0], node)  # of ${now:...} and ${mezo_unique:}
                 overrides = [parsed[text] for text in job]
                 with compose.locating(node, overrides, choices):
                     config = compose.config_of(node, overrides, tolerated)
