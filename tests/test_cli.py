@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from mezo_cli import cli
-from mezo_cli.config.explain import all_keys
+from mezo_cli.config.explain import key_owners
 from mezo_cli.console import training_output
 from mezo_cli.errors import UserError
 from tests.command_line import environment, error_line, mezo, process
@@ -178,5 +178,5 @@ def test_cfg_job_prints_the_composed_config_and_runs_nothing(tmp_path: Path) -> 
     assert said.code == 0
     shown = yaml.safe_load(said.out)
     assert (shown["task"]["name"], shown["steps"], shown["optimizer"]["lr"]) == ("rte", 5, 0.5)
-    assert set(shown) == {key.split(".")[0] for key in all_keys()}
+    assert set(shown) == {key.split(".")[0] for key in key_owners()}
     assert list(tmp_path.iterdir()) == []

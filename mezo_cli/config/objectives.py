@@ -54,11 +54,6 @@ class ChoiceConfig(ObjectiveConfig):
         "mean", description="the score of a candidate is the mean of its tokens' log-probabilities, or their sum"
     )
 
-    @property
-    def is_differentiable(self) -> bool:
-        """Whether the loss has a gradient."""
-        return self.loss != "accuracy"
-
     def data_task(self, task: TaskConfig) -> TaskConfig:
         """Return the task with its labels, which number the candidates; without them where rows list candidates."""
         return task if task.choice.each is None else task.replace(labels=[])
@@ -113,11 +108,6 @@ class GenerateConfig(ObjectiveConfig):
     def default_metric(self) -> str:
         """The reward, if there is one."""
         return "loss" if self.reward is None and self.loss == "lm" else "reward"
-
-    @property
-    def is_differentiable(self) -> bool:
-        """Whether the loss has a gradient."""
-        return self.loss == "lm"
 
     def completion_tokens(self, config: Config) -> int:
         """Return `max_new_tokens` for a run with a reward or a metric of completions."""

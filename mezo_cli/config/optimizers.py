@@ -153,7 +153,7 @@ class AdaMezoConfig(ZerothOrderConfig):
     implementation: ClassVar[str] = "mezo_cli.optim.mezo:AdaMezo"
     title: ClassVar[str] = "AdaMeZO"
     has_engine: ClassVar[bool] = False
-    window: Annotated[Positive, Field(le=1000)] = Field(10, description="h, the steps that the moments are sums over")
+    window: Positive = Field(10, le=1000, description="h, the steps that the moments are sums over")
     beta1: MomentDecay = Field(0.7, description="decay of Adam's first moment")
     beta2: SlowMomentDecay = Field(0.9, description="decay of Adam's second moment")
     adam_eps: PositiveNumber = Field(1e-5, description="added to the root of Adam's second moment")
@@ -165,7 +165,7 @@ class LozoConfig(ZerothOrderConfig):
     implementation: ClassVar[str] = "mezo_cli.optim.lozo:Lozo"
     title: ClassVar[str] = "LOZO"
     has_engine: ClassVar[bool] = False
-    rank: Annotated[Positive, Field(le=10_000)] = Field(4, description="r of z = U V^T")
+    rank: Positive = Field(4, le=10_000, description="r of z = U V^T")
     interval: Positive = Field(50, description="steps with the same V")
 
 

@@ -180,7 +180,8 @@ class ObjectiveConfig(Settings):
     @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""
-        return bool(getattr(LOSSES.load(self.loss), "differentiable", True))
+        known = self.loss in LOSSES.targets
+        return self.loss != "reward" and (not known or bool(getattr(LOSSES.load(self.loss), "differentiable", True)))
 
 
 class OptimizerConfig(Settings):
@@ -493,11 +494,6 @@ class Splits:
     fingerprint: str = ""  # sha256 over all texts and labels, or over all columns of rows without labels
     notes: list[str] = field(default_factory=list)
     revision: str | None = None  # the commit of a data set on the hub
-
-    def format_sizes(self) -> str:
-        """Return the numbers of rows for the log."""
-        test = "no test split" if self.test is None else f"{len(self.test)} test"
-        return f"{len(self.train)} train, {len(self.dev)} dev, {test}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,8 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
     """Record what is trained on what; in a new run also fit the linear probe and check the precision."""
     session, splits, sampler, rows = prepared.session, prepared.splits, prepared.sampler, prepared.rows
     config = session.config
-    log.info("data   %s: %s", config.data.name, splits.format_sizes())
+    test = "no test split" if splits.test is None else f"{len(splits.test)} test"
+    log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
     run.update(
         data_fingerprint=splits.fingerprint,
         keep_sha256=recovery.keep_sha256(config),

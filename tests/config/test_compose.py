@@ -18,7 +18,7 @@ from mezo_cli.config import compose
 from mezo_cli.config.adapters import BiasConfig, LoraConfig
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.explain import all_keys, key_owners, key_schema, readers, validate
+from mezo_cli.config.explain import key_owners, key_schema, readers, validate
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import data_dir, to_dict
 from mezo_cli.config.validation import build
@@ -78,7 +78,7 @@ NAMED = {"name": "mezo", "template": "x", "path": "x"}
 
 
 @pytest.mark.parametrize(
-    "key", [key for key in all_keys() if key_schema(key)["type"] in ("integer", "number") and "eval_at" not in key]
+    "key", [key for key in key_owners() if key_schema(key)["type"] in ("integer", "number") and "eval_at" not in key]
 )
 def test_every_number_has_a_range_that_is_kept(key: str) -> None:
     takes, (group, _, name) = key_schema(key), key.rpartition(".")

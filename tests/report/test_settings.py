@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.explain import all_keys
+from mezo_cli.config.explain import key_owners
 from mezo_cli.report.settings import IN_OTHER_COLUMNS, LIMIT, WITHOUT_EFFECT, changed_settings, method_name
 from tests.report.run_directories import make_config, make_entry, only_group
 
@@ -21,9 +21,9 @@ def test_every_key_of_the_schema_has_exactly_one_part() -> None:
     entry = make_entry({"data.name": "files", "data.dir": "/data"})
     apart, grid = set(entry.common), set(entry.point)
     assert not apart & grid
-    silent = set(all_keys()) - apart - grid
+    silent = set(key_owners()) - apart - grid
     named = (*WITHOUT_EFFECT, *LIMIT, *IN_OTHER_COLUMNS, "task.hub.")
-    of_others = set(all_keys()) - set(entry.settings)  # of choices that the run has not made
+    of_others = set(key_owners()) - set(entry.settings)  # of choices that the run has not made
     assert {key for key in silent if not key.startswith(named)} == of_others
 
 
