@@ -57,16 +57,11 @@ def test_its_config_is_as_recorded(name: str, task: str) -> None:
 
 
 def test_it_is_as_the_released_code() -> None:
-    for task, bos, released in (("wsc", 0, True), ("squad", 0, True)):
-        config = build_config(["experiment=paper/opt-13b/mezo", f"task={task}"])
-        assert (config.task.bos_token_id, config.data.as_released) == (bos, released)
-    icl = [build_config(["experiment=paper/opt-13b/icl", f"task={task}"]).data.as_released for task in ("wsc", "squad")]
-    assert icl == [False, True]
+    for task in ("wsc", "squad"):
+        assert build_config(["experiment=paper/opt-13b/mezo", f"task={task}"]).task.bos_token_id == 0
     tied = {name: build_config(["experiment=paper/mezo", f"model={name}"]).model for name in ("demo", "bert-base")}
     assert [model.tie_embeddings for model in tied.values()] == [False, None]
-    heads = [build_config([f"experiment=paper/{words}"]).peft for words in ("mezo_lora", "ft")]
-    heads.append(build_config(["experiment=paper/ft", "peft=lora"]).peft)
-    assert [getattr(peft, "head", None) for peft in heads] == [True, None, True]
+    assert build_config(["experiment=paper/ft", "peft=lora"]).peft.head  # type: ignore[attr-defined]
 
 
 def test_it_sweeps_over_the_papers_grid_and_the_command_line_wins() -> None:
@@ -100,14 +95,6 @@ def test_its_head_says_how_to_run_it(path: Path) -> None:
     assert plan_sweep(words).jobs if multirun else build_config(words)
 
 
-def test_objectives_are_four_runs_of_one_split_and_seed() -> None:
-    plan = plan_sweep(["experiment=objectives"])
-    assert len(plan.jobs or ()) == 4
-    assert plan.jobs[3].overrides[:2] == ("objective=cls", "objective.loss=accuracy")
-    made = build_config(["experiment=objectives"])
-    assert (made.task.name, made.data.shots, made.seed, made.log_every) == ("sst2", 16, 42, 1)
-
-
 def test_a_grid_that_is_not_valid_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
 
@@ -119,6 +106,6 @@ def test_a_grid_that_is_not_valid_is_one_line(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert re.search("unknown key 'optimizer.lrs' .*did you mean 'optimizer.lr'", error_of({"optimizer.lrs": "1,2"}))
-    assert "no such task" in error_of({"task": "sst2,sst22"})
-    assert "seed=x: allowed is a whole number" in error_of({"seed": "1,x"})
     assert "unlike grids" in error_of({"seed": "1,2"}, "mine,demo")
+    for key in ("hydra.run.dir", "hydra/launcher"):
+        assert "cannot be swept over" in error_of({key: "basic"})

@@ -45,9 +45,7 @@ def test_a_function_is_told_from_names_and_its_path_is_absolute(
         "engine.python=/bin/sh",
         "engine.url=http://192.0.2.1:1",
         "hydra/launcher=joblib",
-        "hydra.launcher.n_jobs=2",
         "+hydra.callbacks.x._target_=os.getcwd",
-        "hydra.searchpath=[x]",
         "hydra/sweeper@hydra.x=basic",
     ],
 )

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from mezo_cli.config import compose
-from mezo_cli.config.compose import Job, build_config
+from mezo_cli.config.compose import build_config
 from mezo_cli.sweep.plan import plan_sweep
 from tests.config import refused
 
@@ -14,34 +14,23 @@ pytestmark = pytest.mark.usefixtures("composing_all")
 error_of = partial(refused.error_of, compose=plan_sweep)
 
 
-def jobs_of(words: list[str], config_dir: str | None = None) -> list[Job]:
-    """The jobs of a sweep."""
-    jobs = plan_sweep(words, config_dir).jobs
-    assert jobs is not None
-    return jobs
-
-
 @pytest.mark.parametrize(
-    ("word", "parts"),
+    ("word", "part"),
     [
-        ("task=sst2,nosuch", ["task=nosuch: no such task"]),
-        ("steps=1,ten", ["steps=ten: allowed is a whole number"]),
-        ("optimizer.lr=1e-3,nan", ["out of range"]),
-        ("seed=range(3,1)", ["names no value"]),
-        ("task=glob(x*)", ["names no value"]),
-        ("seed=glob(*)", ["names no value"]),
+        ("task=sst2,nosuch", "task=nosuch: no such task"),
+        ("steps=1,ten", "steps=ten: allowed is a whole number"),
+        ("seed=range(3,1)", "names no value"),
+        ("task=glob(x*)", "names no value"),
+        ("seed=glob(*)", "names no value"),
     ],
 )
-def test_a_sweep_is_checked_whole(word: str, parts: list[str]) -> None:
-    line = error_of("batch_size=8", word, "seed=1,2" if "seed" not in word else "steps=1")
-    for part in parts:
-        assert part in line
+def test_a_sweep_is_checked_whole(word: str, part: str) -> None:
+    assert part in error_of("batch_size=8", word, "seed=1,2" if "seed" not in word else "steps=1")
 
 
 def test_a_sweep_counts_its_jobs() -> None:
-    assert len(jobs_of(["task=sst2,rte", "seed=13,42,87", "steps=1"])) == 6
-    assert len(jobs_of(["task=glob(sst*)", "seed=range(0,2)"])) == 4
-    assert len(jobs_of(["steps=1"])) == 1
+    for words, count in ((["task=sst2,rte", "seed=13,42,87"], 6), (["task=glob(sst*)", "seed=range(0,2)"], 4), ([], 1)):
+        assert len(plan_sweep(["steps=1", *words]).jobs) == count
 
 
 @pytest.mark.sample(3)
@@ -57,15 +46,13 @@ def test_a_sweep_counts_its_jobs() -> None:
     ],
 )
 def test_each_job_is_what_hydra_composes_for_it(words: list[str]) -> None:
-    for job in jobs_of(words):
+    for job in plan_sweep(words).jobs:
         assert job.config == build_config(job.overrides)
 
 
 def test_pairs_are_validated_too() -> None:
     line = error_of("optimizer=mezo,adamw", "objective.loss=cross_entropy,accuracy")
-    assert line.startswith(
-        "job 4 of 4 (optimizer=adamw objective.loss=accuracy): objective.loss=accuracy: it has no gradient"
-    )
+    assert line.startswith("job 4 of 4 (optimizer=adamw objective.loss=accuracy): objective.loss=accuracy: it has no ")
 
 
 def test_jobs_are_composed_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
