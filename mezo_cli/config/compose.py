@@ -107,7 +107,8 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
     except OmegaConfBaseException as error:
         raise _explained(error) from error
     config = build(plain, {override.name for override in overrides} - set(tolerated))
-    config = with_own_code(config, own_of(config))  # paths become absolute
+    if own := own_of(config):
+        config = with_own_code(config, own)  # paths become absolute
     for override in overrides:
         other = INSTEAD.get(override.name)
         if other is not None and getattr(config, other):
