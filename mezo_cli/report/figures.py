@@ -83,13 +83,9 @@ FEW = 40  # points up to which each is marked
 
 
 class Drawn(NamedTuple):
-    """What is said about a drawing.
+    """What is said about a drawing: a note on what is seen in it or how it was computed (may be empty), the numbers.
 
-    Attributes:
-        title: what it shows.
-        note: what is seen in it, or how it was computed; may be empty.
-        numbers: those that are drawn, as many as are worth reading; the index is the step.
-        legend: (colour name, text) of each series; empty for a single one.
+    The index of the numbers is the step. The legend has (colour name, text) of each series; none of a single one.
     """
 
     title: str
@@ -268,7 +264,7 @@ def panels(groups: Sequence[Group], table: pd.DataFrame) -> dict[str, list[Line]
     for group in groups:
         if (rows := dev.get(group.entries[0].group)) is None:
             continue
-        picked = {entry.location for entries in group.picks.entries for entry in entries}
+        picked = {run.location for run in group.results}
         rows = rows[(rows.metric == group.metric) & (rows.run.isin(picked) | (not picked))]
         steps = rows.assign(value=scale(group.metric) * rows.value).groupby("step")
         line = pd.DataFrame({"forwards": steps["forwards"].mean(), "value": steps["value"].mean()})
@@ -376,10 +372,7 @@ def drawing(**style: Any) -> Iterator[None]:
 def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *what: Any) -> dict[str, Any]:
     """Return a figure of a page: what `Drawn` has, the drawing and a table of numbers. Call it inside `drawing`.
 
-    Args:
-        name: unique in the page; the ids that are referred to inside the SVG follow from it.
-        size: in SVG units.
-        draw: draws `what` into axes.
+    `name` is unique in the page: the ids inside the SVG follow from it. `size` is in SVG units.
     """
     from matplotlib.figure import Figure as Sheet
     from matplotlib.ticker import MaxNLocator

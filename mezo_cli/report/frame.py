@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # `mezo show` needs no pandas
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 LOGGED, REWARDS = ("step", "loss", "seconds"), ("reward", "reward_min", "reward_max")  # of a training step's line
+Point = tuple[tuple[str, Any], ...]
 COLUMNS = ("run", "group", "seed", "step", "forwards", "split", "metric", "value", "low", "high")
 
 
@@ -50,7 +51,9 @@ class Entry:
         data_seed: the seed that the training rows were drawn with.
         verdict: what came of the training: improved, not_improved or diverged; None where summary.json does not say it.
         picked_start: whether the result is that of step 0, the model before training, although steps were taken.
-        point: the settings of the grid.
+        seeds: the run's seed, with the data seed where that is another one: `1 (data 13)`.
+        data: the fingerprint of its data; None where run.json has none.
+        point: (key, value) of each setting of the grid.
         common: those that all runs of its group have in common: those that have an effect, without the grid.
         group: the same as JSON.
     """
@@ -75,8 +78,11 @@ class Entry:
         few_shot = None if self.shots is not None else FEW_SHOT_FOLDER.fullmatch(folder.name)
         if few_shot is not None:
             self.shots, self.data_seed = map(int, few_shot.groups())
+        self.seeds = f"{config.seed}" + ("" if config.seed == self.data_seed else f" (data {self.data_seed})")
+        self.data = info.get("data_fingerprint")
         idle = unused(config)
-        self.point = {key: value for key, value in self.settings.items() if key in GRID and not matches(key, idle)}
+        own = ((key, value) for key, value in self.settings.items() if key in GRID and not matches(key, idle))
+        self.point: Point = tuple(own)
         limit = LIMIT if config.at_limit == "stop" else ()
         sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
         self.common = leave_out(self.settings, (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *idle, *sources))

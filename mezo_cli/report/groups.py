@@ -6,21 +6,22 @@ compete: the point's score is their mean, and each counts. A point of which most
 are such. Test scores never decide.
 """
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from mezo_cli.config.registry import LOSSES, OBJECTIVES
-from mezo_cli.config.schema import Config
 from mezo_cli.data.fewshot import TEST_ROWS
-from mezo_cli.report.frame import Entry
+from mezo_cli.report.frame import Entry, Point
 from mezo_cli.report.paper import paper_of
 from mezo_cli.report.settings import (
     default_settings,
+    differing_keys,
+    fill,
     format_setting,
     format_value,
     is_zero_shot,
@@ -29,25 +30,20 @@ from mezo_cli.report.settings import (
     unusual_settings,
 )
 
-Point = tuple[tuple[str, Any], ...]  # of the grid: (key, value) pairs
 PROMPT = ("task.template", "task.labels", "task.label_words")
 
 
 class Group:
     """Runs that differ only in their seeds and in the settings of the grid.
 
-    Args:
-        entries: the runs.
-
     Attributes:
         settings: that all runs have in common.
         unusual: those of them that the paper's runs of the method do not have -> the paper's value.
-        runs: a row per run that counts: data_seed, seed, point (its number in `grid`), finished, dev, dev_loss, test,
-            at_start (step 0 was picked), diverged, entry.
-        grid: the points at which there are runs, in order.
-        picks: the best point per data seed (the index): point, dev, dev_loss, test, at_start, entries.
-        results: the rows of `runs` that finished at the picked points, each a seed that counts.
-        tests: the test score of each of these that has one; the index is the data seed.
+        runs: those of its `entries` that count.
+        points: the points of the grid at which there are runs, in order -> each in short.
+        picks: data seed -> the finished runs at its best point, by their own seed.
+        results: all of these, each a seed that counts.
+        tests: (data seed, test score) of each of these that has one.
         dev, mean, std: of dev and of test over the seeds; std is the population's (ddof 0). None: there is none.
         at_start: the data seeds for which step 0 was picked, the model before training.
         diverged: how many of the seeds diverged: each counts with the result of its best step.
@@ -71,25 +67,25 @@ class Group:
         self.demo = config.data.name == "demo"  # its rows are not those of the task
         self.zero_shot = is_zero_shot(config)
         self.shots: int | None = 0 if self.zero_shot else entries[0].shots
-        self.setup = (self.task, self.demo, self.shots, self.model)
         self.paper = paper_of(self.model)
         self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))
         self.expected: frozenset[int] = frozenset()
         self.ambiguous, self.distinguishing = False, list[str]()
-        self.runs, self.troubles = _current_runs(entries, self.metric)
-        self.grid: list[Point] = sorted(set(self.runs.point))
-        self.runs["point"] = self.runs.point.map({point: number for number, point in enumerate(self.grid)})
-        self.picks = _pick_best(self.runs, self.config, self.metric)
-        picked = self.runs.data_seed.map(self.picks.point)
-        self.results = self.runs[self.runs.finished & (self.runs.point == picked)].sort_values(["data_seed", "seed"])
-        self.tests: pd.Series = self.results.set_index("data_seed").test.dropna()
-        self.dev = None if self.results.empty else float(self.results.dev.mean())
-        self.mean = None if self.tests.empty else float(self.tests.mean())
-        self.std = float(self.tests.std(ddof=0)) if len(self.tests) > 1 else None
-        self.at_start = list(map(int, self.picks.index[self.picks.at_start.astype(bool)]))
-        self.diverged = int(self.results.diverged.sum())
-        points = format_points(self.grid)
-        self.chosen = [points[at] for at, _ in Counter(self.picks.point).most_common()] if len(self.grid) > 1 else []
+        self.runs, self.troubles = _current_runs(entries)
+        self.points = _name_points(sorted({run.point for run in self.runs}))
+        self.troubles += self._unfinished()
+        self.picks = self._pick()
+        self.results = [run for members in self.picks.values() for run in members]
+        scores = [(run.data_seed, run.score("test", self.metric)) for run in self.results]
+        self.tests = [(seed, score) for seed, score in scores if score is not None]
+        values = [score for _, score in self.tests]
+        self.dev = mean_score(self.results, "dev", self.metric)
+        self.mean = float(np.mean(values)) if values else None
+        self.std = float(np.std(values)) if len(values) > 1 else None
+        self.at_start = [seed for seed, runs in self.picks.items() if any(run.picked_start for run in runs)]
+        self.diverged = sum(run.verdict == "diverged" for run in self.results)
+        picked = Counter(self.points[runs[0].point] for runs in self.picks.values())
+        self.chosen = [name for name, _ in picked.most_common()] if len(self.points) > 1 else []
         self.verdicts = dict(Counter(entry.verdict for entry in self.entries if entry.verdict is not None))
         setup, self.paper_row = self.paper.tasks.get(self.task), None
         if setup and self.objective in setup["objectives"] and self.metric == setup["metric"] and not self.demo:
@@ -116,39 +112,64 @@ class Group:
     @property
     def missing(self) -> list[int]:
         """The data seeds without a result."""
-        return sorted(self.expected - set(self.picks.index))
+        return sorted(self.expected - set(self.picks))
 
     def missing_seeds(self) -> list[str]:
         """Return which of the expected data seeds were not run, as a note."""
-        absent = sorted(self.expected - set(self.runs.data_seed))
+        absent = sorted(self.expected - {run.data_seed for run in self.runs})
         return [f"not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"] * bool(absent)
-
-    def note_troubles(self) -> None:
-        """Note which runs have no result, and which seeds were run at other points of the grid than the rest."""
-        points, tried = format_points(self.grid), defaultdict(list)
-        seeds = zip(self.runs.seed, self.runs.data_seed, strict=True)
-        names = [f"seed {seed}" + ("" if seed == of_data else f" (data {of_data})") for seed, of_data in seeds]
-        runs = self.runs.assign(name=names).sort_values(["point", "data_seed", "seed"])
-        for run in runs[~runs.finished].itertuples():
-            start = f"{points[run.point]}: " if len(points) > 1 else ""
-            self.troubles.append(f"{start}{run.name} {run.entry.trouble()}")
-        for _, members in runs.groupby(["data_seed", "seed"]):
-            tried["; ".join(points[at] for at in sorted(members.point))].append(members.name.iloc[0])
-        if len(tried) > 1 and not self.zero_shot:
-            texts = " | ".join(f"{', '.join(names)} at {places}" for places, names in tried.items())
-            self.troubles.append(f"the seeds were not run on the same grid: {texts}")
 
     def edges(self) -> list[str]:
         """Return which picked values are the least or the greatest that their data seed tried, and where to go on."""
         texts = []
-        for data_seed, picked in self.picks.point.items():
-            tried = [dict(self.grid[point]) for point in self.runs.point[self.runs.data_seed == data_seed]]
-            for key, value in self.grid[picked]:
+        for data_seed, picked in self.picks.items():
+            tried = [dict(run.point) for run in self.runs if run.data_seed == data_seed]
+            for key, value in picked[0].point:
                 values = [point[key] for point in tried]
                 if min(values) < max(values) and value in (min(values), max(values)):
                     side, text = "below" if value == min(values) else "above", format_setting(key, value)
                     texts.append(f"{text} is at the edge of the grid: go on {side} {format_value(value)}")
         return list(dict.fromkeys(texts))
+
+    def _unfinished(self) -> list[str]:
+        """Return which runs have no result, and which seeds were run at other points of the grid than the rest."""
+        runs = sorted(self.runs, key=lambda run: (run.point, run.data_seed, run.config.seed))
+        starts = {point: f"{name}: " if len(self.points) > 1 else "" for point, name in self.points.items()}
+        texts = [f"{starts[run.point]}seed {run.seeds} {run.trouble()}" for run in runs if not run.finished]
+        tried: dict[str, list[str]] = defaultdict(list)
+        for (_, _, name), of_seed in groupby(sorted(runs, key=_seeds), _seeds):
+            tried["; ".join(self.points[run.point] for run in of_seed)].append(f"seed {name}")
+        if len(tried) > 1 and not self.zero_shot:
+            places = " | ".join(f"{', '.join(names)} at {points}" for points, names in tried.items())
+            texts.append(f"the seeds were not run on the same grid: {places}")
+        return texts
+
+    def _pick(self) -> dict[int, list[Entry]]:
+        """Return data seed -> the finished runs at its best point; a point has the means over its run seeds."""
+        cells: dict[tuple[int, Point], list[Entry]] = defaultdict(list)
+        for run in sorted((run for run in self.runs if run.finished), key=_seeds):
+            cells[run.data_seed, run.point].append(run)
+
+        def rank(runs: Sequence[Entry]) -> tuple[Any, ...]:
+            scores = {self.metric: mean_score(runs, "dev", self.metric), "loss": mean_score(runs, "dev", "loss")}
+            mostly_diverged = sum(run.verdict == "diverged" for run in runs) > len(runs) / 2
+            return (mostly_diverged, *self.config.rank(scores), runs[0].point)
+
+        best: dict[int, list[Entry]] = {}
+        for runs in sorted(cells.values(), key=rank):
+            best.setdefault(runs[0].data_seed, runs)
+        return dict(sorted(best.items()))
+
+
+def _seeds(run: Entry) -> tuple[int, int, str]:
+    return run.data_seed, run.config.seed, run.seeds
+
+
+def mean_score(runs: Sequence[Entry], split: str, metric: str) -> float | None:
+    """Return the mean of a score over runs; None where one of them has none, or there is no run."""
+    scores = [run.score(split, metric) for run in runs]
+    known = [score for score in scores if score is not None]
+    return float(np.mean(known)) if known and len(known) == len(scores) else None
 
 
 def format_shots(shots: int | None, sign: str = "k=") -> str:
@@ -156,61 +177,29 @@ def format_shots(shots: int | None, sign: str = "k=") -> str:
     return "all" if shots is None else f"{sign}{shots}"
 
 
-def format_points(grid: Sequence[Point]) -> list[str]:
+def _name_points(grid: Sequence[Point]) -> dict[Point, str]:
     """Return each point of a grid in short: the settings that vary in the grid, or its lr if none does."""
     varying = [key for key, _ in grid[0] if len({dict(point)[key] for point in grid}) > 1] if grid else []
     shown = varying or ["optimizer.lr"]
-    return [", ".join(format_setting(key, value) for key, value in point if key in shown) for point in grid]
+    return {point: ", ".join(format_setting(key, value) for key, value in point if key in shown) for point in grid}
 
 
-# --- inside a group ---
-
-
-def _current_runs(entries: Sequence[Entry], metric: str) -> tuple[pd.DataFrame, list[str]]:
+def _current_runs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Return the runs that count: per data seed, point and run seed the newest, finished runs first.
 
     Runs on other data than the newest run of their data seed are left out and named: their scores are not comparable.
     """
-    columns = {
-        "data_seed": [entry.data_seed for entry in entries],
-        "seed": [entry.config.seed for entry in entries],
-        "point": [tuple(entry.point.items()) for entry in entries],
-        "finished": [entry.finished for entry in entries],
-        **{name: [entry.score(name, metric) for entry in entries] for name in ("dev", "test")},
-        "dev_loss": [entry.score("dev", "loss") for entry in entries],
-        "at_start": [entry.picked_start for entry in entries],
-        "diverged": [entry.verdict == "diverged" for entry in entries],
-        "order": [(str(entry.info.get("start")), entry.location) for entry in entries],
-        "data": [entry.info.get("data_fingerprint") for entry in entries],
-        "entry": list(entries),
-    }
-    runs = pd.DataFrame(columns).astype({"dev": float, "test": float, "dev_loss": float}).sort_values("order")
-    newest = runs.dropna(subset="data").groupby("data_seed").data.last()
-    other = runs.data.notna() & (runs.data != runs.data_seed.map(newest))
+    ordered = sorted(entries, key=lambda run: (str(run.info.get("start")), run.location))
+    newest = {run.data_seed: run.data for run in ordered if run.data is not None}
+    current = [run for run in ordered if run.data in (None, newest.get(run.data_seed))]
+    counts, used = (Counter(run.data_seed for run in runs) for runs in (ordered, current))
     troubles = []
-    for seed, members in runs[other].groupby("data_seed"):
-        count = (runs.data_seed == seed).sum()
-        named = f"{members.entry.iloc[0].location}{' ...' if len(members) > 1 else ''}"
-        troubles.append(f"seed {seed}: {len(members)} of {count} runs had other data than the newest: {named}")
-    runs = runs[~other].sort_values("finished", kind="stable")
-    return runs.drop_duplicates(["data_seed", "point", "seed"], keep="last"), troubles
-
-
-def _pick_best(runs: pd.DataFrame, config: Config, metric: str) -> pd.DataFrame:
-    """Return the best point of each data seed among the finished runs; a point has the means over its run seeds."""
-    points = runs[runs.finished].groupby(["data_seed", "point"])
-    scores = points[["dev", "dev_loss", "test"]].mean()
-    scores["test"] = scores.test.where(points.test.count() == points.size())  # none if a run lacks it
-    scores["at_start"] = points.at_start.any()
-    scores["diverged"] = points.diverged.mean() > 0.5
-    scores["entries"] = points.entry.agg(list)
-
-    def rank(row: Any) -> tuple[Any, ...]:
-        return (row.diverged, *config.rank({metric: row.dev, "loss": row.dev_loss}), row.point)
-
-    rows = scores.reset_index()
-    order = sorted(rows.index, key=lambda number: rank(rows.loc[number]))
-    return rows.loc[order].drop_duplicates("data_seed").set_index("data_seed").sort_index()
+    for seed, others in sorted((counts - used).items()):
+        first = next(run for run in ordered if run.data_seed == seed and run not in current)
+        named = f"{first.location}{' ...' if others > 1 else ''}"
+        troubles.append(f"seed {seed}: {others} of {counts[seed]} runs had other data than the newest: {named}")
+    current.sort(key=lambda run: run.finished)
+    return list({(run.data_seed, run.point, run.config.seed): run for run in current}.values()), troubles
 
 
 # --- groups beside each other ---
@@ -222,9 +211,7 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
     for entry in entries:
         by_settings[entry.group].append(entry)
     groups = [Group(members) for members in by_settings.values()]
-    for group in groups:
-        group.expected = _expected_seeds(group, groups)
-        group.note_troubles()
+    _expect_seeds(groups)
     _distinguish(groups)
     return sorted(groups, key=_sort_key)
 
@@ -241,15 +228,20 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     return (group.model, *objective, *task, shots, place(methods, group.method), group.label, group.steps)
 
 
-def _expected_seeds(group: Group, groups: Sequence[Group]) -> frozenset[int]:
-    """Return the data seeds that should have a result: all that were used for this task, these shots and this model.
+def _expect_seeds(groups: Sequence[Group]) -> None:
+    """Set the data seeds that should have a result: all that were used for this task, these shots and this model.
 
     If they are among the paper's, all five of the paper. A zero-shot score is the same on every seed, so no seed is
     expected.
     """
-    alike = [one for one in groups if one.setup == group.setup and not one.zero_shot and not group.zero_shot]
-    used, seeds = frozenset(entry.data_seed for one in alike for entry in one.entries), group.paper.seeds
-    return used | seeds if group.shots is not None and alike and used <= seeds else used
+    alike: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
+    for group in groups:
+        if not group.zero_shot:
+            alike[group.task, group.demo, group.shots, group.model].append(group)
+    for same in alike.values():
+        used, seeds = frozenset(entry.data_seed for one in same for entry in one.entries), same[0].paper.seeds
+        for group in same:
+            group.expected = used | seeds if group.shots is not None and used <= seeds else used
 
 
 def _distinguish(groups: Sequence[Group]) -> None:
@@ -259,9 +251,9 @@ def _distinguish(groups: Sequence[Group]) -> None:
         look = (group.task, group.shots, group.model, group.objective, group.loss, group.label, group.steps)
         alike[look].append(group)
     for same in alike.values():
-        texts = pd.DataFrame([{key: json.dumps(v, default=str) for key, v in g.settings.items()} for g in same])
+        keys = sorted(differing_keys(fill([group.settings for group in same])))
         for group in same:
-            group.distinguishing = sorted(texts.columns[texts.nunique(dropna=False) > 1])
+            group.distinguishing = keys
     names = Counter((group.task, group.shots, group.label) for group in groups)
     for group in groups:
         group.ambiguous = names[group.task, group.shots, group.label] > 1
@@ -279,10 +271,10 @@ def unlike_paper(group: Group) -> list[str]:
         differing = (other | group.unusual).items() if expected else ()  # the paper gives none for LP
         texts += [f"{format_setting(key, values[key])} not {format_value(usual)}" for key, usual in differing]
         for key, ends in group.paper.grid(group.method, group.loss, group.task).items():
-            picked = sorted({float(dict(group.grid[number]).get(key, ends[0])) for number in group.picks.point})
+            picked = sorted({float(dict(runs[0].point).get(key, ends[0])) for runs in group.picks.values()})
             outside = [format_setting(key, value) for value in picked if not min(ends) <= value <= max(ends)]
             texts += [f"{', '.join(outside)} not {' to '.join(map(format_value, ends))}"] * bool(outside)
-        ours, seeds = set(group.tests.index), group.paper.seeds
+        ours, seeds = set(dict(group.tests)), group.paper.seeds
         if ours < seeds:
             texts.append(f"{len(ours)} of {len(seeds)} data seeds")
         elif ours != seeds:

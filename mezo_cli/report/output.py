@@ -1,6 +1,7 @@
 """Write tables and pages to the file that an option names: completely or not at all."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,8 +61,7 @@ def show(comparison: Comparison, console: Console) -> None:
             text.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not folded)
         for row in table.to_numpy():
             text.add_row(*row)
-        console.print(text)
-        console.print()
+        console.print(text, end="\n\n")
     for note in comparison.notes:
         item = TextTable.grid(padding=(0, 1))  # a hanging indent
         item.add_row("-", note)
@@ -72,13 +72,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def check_output(path: Path, formats: Collection[str] = FORMATS, option: str = "--out") -> None:
-    """Check that a file can be written to `path`, before any run is read.
-
-    Args:
-        path: the file.
-        formats: the file extensions that are allowed.
-        option: the option that named it.
-    """
+    """Check that the file of an option can be written, before any run is read; `formats`: allowed extensions."""
     if path.suffix not in formats:
         near = did_you_mean(path.suffix, formats)
         raise UserError(f"{option} {path}: the file extension sets the format; allowed are {join(formats)}{near}")
@@ -92,8 +86,7 @@ def check_output(path: Path, formats: Collection[str] = FORMATS, option: str = "
 
 def write(comparison: Comparison, path: Path) -> None:
     """Write a comparison in the format of the file's extension, completely or not at all."""
-    text = {".md": _markdown, ".csv": _csv, ".json": _json}[path.suffix](comparison)
-    write_output(path, text)
+    write_output(path, {".md": _markdown, ".csv": _csv, ".json": _json}[path.suffix](comparison))
 
 
 def write_output(path: Path, content: str | bytes, option: str = "--out") -> None:
@@ -111,18 +104,15 @@ def _markdown(comparison: Comparison) -> str:
         left, title = table.attrs["left"], table.attrs["title"]
         rules = ["---" if number < left else "---:" for number in range(table.shape[1])]
         rows = ["| " + " | ".join(map(_escape, row)) + " |" for row in (table.columns, *table.to_numpy())]
-        lines = [*([f"**{_escape(title)}**", ""] if title else []), rows[0], f"|{'|'.join(rules)}|", *rows[1:]]
-        parts.append("\n".join(lines))
-    if comparison.notes:
-        parts.append("\n".join(f"- {_escape(note)}" for note in comparison.notes))
-    return "\n\n".join(parts) + "\n"
+        parts += [f"**{_escape(title)}**"] * bool(title)
+        parts.append("\n".join([rows[0], f"|{'|'.join(rules)}|", *rows[1:]]))
+    parts.append("\n".join(f"- {_escape(note)}" for note in comparison.notes))
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _escape(text: str) -> str:
     """Escape the characters that have a meaning in Markdown."""
-    for mark in ("\\", "|", "*", "_", "<", "[", "`"):
-        text = text.replace(mark, f"\\{mark}")
-    return printable(" ".join(text.split()))
+    return printable(re.sub(r"[\\|*_<[`]", r"\\\g<0>", " ".join(text.split())))
 
 
 def _csv(comparison: Comparison) -> str:

@@ -56,9 +56,8 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 class Report:
     """What is reported: the runs, oldest first, their numbers, the groups that they form, and what was left out.
 
-    Attributes:
-        documents: run directory -> its document, of the runs that have a section of their own in the page: all, or of
-            many those that were picked, then the newest.
+    `documents` are by run directory, of the runs that have a section in the page: of many those that were picked, then
+    the newest.
     """
 
     runs: Sequence[Entry]
@@ -84,10 +83,8 @@ def read_report(folders: Sequence[Path], progress: Progress) -> Report:
     if not runs:
         raise no_runs(folders, warnings)
     groups, table = group_runs(runs), frame(runs)
-    picked = {entry.location for group in groups for entries in group.picks.entries for entry in entries}
-    newest = runs[::-1]
-    ordered = sorted(newest, key=lambda run: run.location not in picked)
-    shown = {run.location for run in ordered[:MOST_SECTIONS]}
+    picked = {run.location for group in groups for run in group.results}
+    shown = sorted((run.location for run in runs[::-1]), key=lambda name: name not in picked)[:MOST_SECTIONS]
     kept = {name: one for name, one in documents.items() if name in shown}
     return Report(runs, table, groups, panels(groups, table), kept, warnings)
 
@@ -101,9 +98,8 @@ def render(report: Report, progress: Progress) -> str:
             section = _section(run, report.documents[run.location], of_run.get(run.location, report.table[:0]), number)
             sections.append(section | {"longest": LONGEST if len(shown) < MANY else LONGEST_OF_MANY})
             done(number + 1)
-    states = ", ".join(
-        f"{count} {status}" for status, count in Counter(run.status for run in report.runs).most_common()
-    )
+    counts = Counter(run.status for run in report.runs)
+    states = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     tasks, models = sorted({run.config.task.name for run in report.runs}), sorted({run.model for run in report.runs})
     with drawing():
         drawn = [page_figure(f"p{number}", WIDE, draw_lines, *one) for number, one in enumerate(report.panels.items())]

@@ -164,12 +164,7 @@ def choice_values(group: str, name: str) -> Mapping[str, Any]:
 
 
 def fill(runs: Sequence[Mapping[str, Any]], default: Callable[[str], Any] = lambda key: None) -> list[dict[str, Any]]:
-    """Return the settings of runs, by dotted key, each with the keys of all.
-
-    Args:
-        runs: their settings by dotted key.
-        default: of a key that a run has not, or that did not exist when it was stored.
-    """
+    """Return the settings of runs, by dotted key, each with the keys of all; `default` of a key that a run has not."""
     missing = {key: default(key) for key in dict.fromkeys(key for run in runs for key in run)}
     return [{**missing, **run} for run in runs]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mezo_cli.report.frame import no_runs, read_runs
-from mezo_cli.report.groups import Group, format_points, format_shots, group_runs, unlike_paper
+from mezo_cli.report.groups import Group, format_shots, group_runs, mean_score, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, paper
 from mezo_cli.report.settings import format_mean, shown_value
@@ -29,13 +29,9 @@ def comparison(
 ) -> Comparison:
     """Return a comparison of all runs under `folders`, for `output.show` or `output.write`.
 
-    Args:
-        folders: where to look for run directories, at any depth.
-        view: `groups` (mean and std over data seeds), `seeds` (also the picked point of each data seed), `paper` (the
-            paper's whole table with the runs' results).
-        width: characters per line that a table may take; some views split a table that is wider.
-        warn: called for each directory that cannot be read as a run.
-        table: which of the paper's tables the view `paper` shows.
+    `view`: `groups` (mean and std over data seeds), `seeds` (also the picked point of each), `paper` (one of the
+    paper's tables with the runs' results, split where it is wider than `width` characters). `warn` is called for each
+    directory that cannot be read as a run.
     """
     entries, warnings = read_runs(folders)
     for text in warnings:
@@ -94,18 +90,17 @@ def _group_row(group: Group) -> dict[str, str | None]:
 
 def _pick_rows(group: Group) -> list[dict[str, str]]:
     """Return the cells of each seed's result at the picked point, by column."""
-    points = format_points(group.grid)
     return [
         {
             "task": group.task,
             "shots": format_shots(group.shots, ""),
             "method": group.label,
-            "picked": points[run.point],
-            "seed": f"{run.seed}" if run.seed == run.data_seed else f"{run.seed} (data {run.data_seed})",
-            "dev": format_mean(group.metric, run.dev, marked=run.at_start),
-            "test": format_mean(group.metric, run.test, marked=run.at_start),
+            "picked": group.points[run.point],
+            "seed": run.seeds,
+            "dev": format_mean(group.metric, run.score("dev", group.metric), marked=run.picked_start),
+            "test": format_mean(group.metric, run.score("test", group.metric), marked=run.picked_start),
         }
-        for run in group.results.itertuples()
+        for run in group.results
     ]
 
 
@@ -142,7 +137,7 @@ def _group_record(group: Group) -> dict[str, Any]:
         **_paper_fields(number),
         "difference": None if difference is None else round(difference, 4),
         "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
-        "seeds": list(map(int, group.picks.index)),
+        "seeds": list(group.picks),
         "missing": group.missing,
         "step_0_picked": group.at_start,
         "diverged": group.diverged,
@@ -161,14 +156,14 @@ def _paper_fields(number: Number | None) -> dict[str, float | bool | None]:
 def _seed_details(group: Group) -> dict[str, Any]:
     """Return data seed -> its scores, the picked point and its runs."""
     return {
-        str(pick.Index): {
-            "dev": shown_value(group.metric, pick.dev),
-            "test": shown_value(group.metric, pick.test),
-            "verdicts": [entry.verdict for entry in pick.entries],
-            "picked": dict(group.grid[pick.point]),
-            "runs": [entry.location for entry in pick.entries],
+        str(seed): {
+            "dev": shown_value(group.metric, mean_score(runs, "dev", group.metric)),
+            "test": shown_value(group.metric, mean_score(runs, "test", group.metric)),
+            "verdicts": [run.verdict for run in runs],
+            "picked": dict(runs[0].point),
+            "runs": [run.location for run in runs],
         }
-        for pick in group.picks.itertuples()
+        for seed, runs in group.picks.items()
     }
 
 

@@ -15,7 +15,7 @@ import argparse
 import json
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,8 +26,8 @@ import numpy as np
 import pandas as pd
 
 from mezo_cli.console import format_duration, make_console
-from mezo_cli.report.frame import Entry, read_runs
-from mezo_cli.report.groups import Group, format_points, group_runs
+from mezo_cli.report.frame import Entry, Point, read_runs
+from mezo_cli.report.groups import Group, group_runs, mean_score
 from mezo_cli.report.output import Comparison, check_output, make_table, show, write
 from mezo_cli.report.settings import format_mean, format_score, leave_out, shown_value
 
@@ -56,30 +56,33 @@ class Method:
     @cached_property
     def tuning_seeds(self) -> frozenset[int]:
         """The data seeds with the most points of the grid; none if no seed has two."""
-        points = self.group.runs.groupby("data_seed")["point"].nunique()
-        return frozenset(points.index[(points == points.max()) & (points > 1)])
+        points = Counter(seed for seed, _ in {(run.data_seed, run.point) for run in self.group.runs})
+        most = max(points.values(), default=0)
+        return frozenset(seed for seed, count in points.items() if count == most > 1)
 
     @cached_property
     def tuning(self) -> list[Entry]:
         """The runs that the point was chosen by."""
-        return list(self.group.runs.entry[self.group.runs.data_seed.isin(self.tuning_seeds)])
+        return [run for run in self.group.runs if run.data_seed in self.tuning_seeds]
 
     @cached_property
-    def point(self) -> int | None:
-        """The number of the chosen point in the grid; None before a tuning run has finished."""
-        runs = self.group.runs
-        tuned = runs[runs.finished & (runs.data_seed.isin(self.tuning_seeds) | (len(self.group.grid) == 1))]
-        if tuned.empty:
-            return None
-        means, metric = tuned.groupby("point")[["dev", "dev_loss"]].mean(), self.group.metric
-        ranked = means.rename(columns={"dev": metric, "dev_loss": "loss"})
-        config = self.group.config
-        return int(min(ranked.index, key=lambda point: (*config.rank(dict(ranked.loc[point]), metric), point)))
+    def point(self) -> Point | None:
+        """The chosen point of the grid; None before a tuning run has finished."""
+        cells: dict[Point, list[Entry]] = defaultdict(list)
+        for run in self.group.runs:
+            if run.finished and (run.data_seed in self.tuning_seeds or len(self.group.points) == 1):
+                cells[run.point].append(run)
+
+        def rank(point: Point) -> tuple[Any, ...]:
+            scores = {name: mean_score(cells[point], "dev", name) for name in (self.group.metric, "loss")}
+            return (*self.group.config.rank(scores, self.group.metric), point)
+
+        return min(cells, key=rank, default=None)
 
     @property
     def lr(self) -> float | None:
         """The chosen learning rate."""
-        return None if self.point is None else float(dict(self.group.grid[self.point])["optimizer.lr"])
+        return None if self.point is None else float(dict(self.point)["optimizer.lr"])
 
     @property
     def at_end(self) -> bool:
@@ -91,9 +94,8 @@ class Method:
     @cached_property
     def tests(self) -> dict[int, Entry]:
         """The finished run of each test seed at the chosen point."""
-        runs = self.group.runs
-        own = runs[runs.finished & (runs.point == self.point) & ~runs.data_seed.isin(self.tuning_seeds)]
-        return {int(seed): entry for seed, entry in zip(own.data_seed, own.entry, strict=True)}
+        runs = [run for run in self.group.runs if run.finished and run.data_seed not in self.tuning_seeds]
+        return {run.data_seed: run for run in runs if run.point == self.point}
 
     @cached_property
     def gains(self) -> dict[int, pd.Series]:
@@ -177,9 +179,7 @@ def forwards_view(entries: Sequence[Entry]) -> Comparison:
         notes += _bench_notes(bench)
         document.append({"bench": bench.title, "gain": bench.gain, "methods": records})
     methods = [(bench, one) for bench in benches for one in bench.methods]
-    runs = [
-        _run_record(bench, one, run.entry, run.point) for bench, one in methods for run in one.group.runs.itertuples()
-    ]
+    runs = [_run_record(bench, one, run) for bench, one in methods for run in one.group.runs]
     return Comparison(tables, notes, runs, {"benches": document, "runs": runs})
 
 
@@ -282,16 +282,16 @@ def _bench_notes(bench: Bench) -> list[str]:
     return notes
 
 
-def _run_record(bench: Bench, method: Method, entry: Entry, point: int) -> dict[str, Any]:
-    """Return the record of a run of a method at a point of the grid."""
+def _run_record(bench: Bench, method: Method, entry: Entry) -> dict[str, Any]:
+    """Return the record of a run of a method."""
     metric, last = method.group.metric, entry.dev[-1:]
-    phase = "tune" if entry.data_seed in method.tuning_seeds else "test" if point == method.point else "other"
+    phase = "tune" if entry.data_seed in method.tuning_seeds else "test" if entry.point == method.point else "other"
     return {
         "bench": bench.title,
         "method": method.group.label,
         "phase": phase,
         "seed": entry.data_seed,
-        "point": format_points(method.group.grid)[point],
+        "point": method.group.points[entry.point],
         "status": entry.status,
         "calls": entry.config.calls(entry.steps_done),
         "best_step": (entry.summary.get("best") or {}).get("step"),

@@ -18,7 +18,7 @@ def test_the_best_dev_of_each_data_seed_then_mean_and_population_std() -> None:
     small = {13: (0.9, 0.70), 21: (0.5, 0.99), 42: (0.8, 0.80)}
     large = {13: (0.8, 0.99), 21: (0.6, 0.90), 42: (0.7, 0.99)}
     group = only_group(*make_grid(FEW, {1e-7: small, 1e-6: large}))
-    assert [dict(group.grid[point])["optimizer.lr"] for point in group.picks.point] == [1e-7, 1e-6, 1e-7]
+    assert [dict(runs[0].point)["optimizer.lr"] for runs in group.picks.values()] == [1e-7, 1e-6, 1e-7]
     assert dict(group.tests) == pytest.approx({13: 0.70, 21: 0.90, 42: 0.80})
     assert group.dev == pytest.approx((0.9 + 0.6 + 0.8) / 3)
     assert group.mean == pytest.approx(0.8)
@@ -53,7 +53,7 @@ def test_run_seeds_of_one_data_seed_do_not_compete_and_each_counts() -> None:
     runs = [repeated(1, 0.9, 0.5), repeated(2, 0.5, 0.7), other]
     assert dict(only_group(*runs).tests) == {13: 0.2}  # 0.8 against the mean of 0.9 and 0.5
     group = only_group(*runs, repeated(3, 1.0, 0.9), repeated(4, 1.0, 0.7))
-    assert list(group.tests) == [0.5, 0.7, 0.9, 0.7]
+    assert [score for _, score in group.tests] == [0.5, 0.7, 0.9, 0.7]
     assert (group.mean, group.std) == (pytest.approx(0.7), pytest.approx(0.02**0.5))
     assert (group.chosen, group.edges()) == (
         ["lr=1e-06"],
@@ -105,7 +105,7 @@ def test_a_run_done_again_counts_once_and_the_newest_that_finished_wins() -> Non
     ],
 )
 def test_settings_without_effect_do_not_split_a_group(key: str, value: Any) -> None:
-    assert len(only_group(make_entry(), make_entry({key: value})).grid) == 1
+    assert len(only_group(make_entry(), make_entry({key: value})).points) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_data_source_splits_groups_and_prepared_folders_are_one() -> None:
     assert "data.dir=/elsewhere" in " ".join(group.label for group in group_runs([make_entry(), make_entry(files)]))
     folders = [{"data.name": "files", "data.dir": f"/k/SST-2/16-{seed}"} for seed in SEEDS]
     group = only_group(*(make_entry(folder) for folder in folders))
-    assert (group.shots, sorted(group.tests.index), group.missing, group.troubles) == (16, sorted(SEEDS), [], [])
+    assert (group.shots, sorted(dict(group.tests)), group.missing, group.troubles) == (16, sorted(SEEDS), [], [])
 
 
 # --- what is missing ---
@@ -181,7 +181,7 @@ def test_failed_interrupted_and_running_seeds_are_noted_with_the_reason() -> Non
     group = only_group(
         *(make_entry({"seed": seed, **FEW, "steps": 9}, ended=end, steps_done=2) for seed, end in ended.items())
     )
-    assert list(group.picks.index) == [13]
+    assert list(group.picks) == [13]
     assert group.missing == [21, 42, 87, 100]
     assert group.troubles == [
         "seed 21 failed (the loss is not finite)",

@@ -19,7 +19,7 @@ FIRST_ORDER = {"optimizer.name": "adamw", "optimizer.schedule": "linear"}
 def test_every_key_of_the_schema_has_exactly_one_part() -> None:
     """A key that is new keeps runs apart until someone says otherwise; nothing is in two parts."""
     entry = make_entry({"data.name": "files", "data.dir": "/data"})
-    apart, grid = set(entry.common), set(entry.point)
+    apart, grid = set(entry.common), set(dict(entry.point))
     assert not apart & grid
     silent = set(key_owners()) - apart - grid
     named = (*WITHOUT_EFFECT, *LIMIT, *IN_OTHER_COLUMNS, "task.hub.")
