@@ -107,8 +107,6 @@ def make_run(
     """Make a run directory and return it as a `Run`.
 
     Args:
-        path: the run directory.
-        settings: changes to the default config, by dotted key.
         dev, test, dev_loss: the scores of the best checkpoint, for a finished run; test None for no test split.
         ended: `finished`, `interrupted`, `running` (held by this process), or the error of a failed run.
         rows: the data fingerprint follows from it and the data seed.
@@ -127,10 +125,7 @@ def make_run(
     run.log_metrics("eval", 0, split="dev", loss=0.7, accuracy=0.4, predicted=labels, seconds=0.5)
     for step, score in (between or {}).items():
         run.log_metrics("eval", step, split="dev", loss=0.65, accuracy=score, predicted=labels, seconds=0.6)
-    optimizer = zeroth_order(config.optimizer)
-    stored = {"sample_schedule": optimizer.sample_schedule, "steps": config.steps}
-    header = Header("none", optimizer.name, optimizer.noise, config.seed, optimizer.samples, 0.0, [], stored)
-    writer = Writer(run.open_trajectory(), header)
+    writer = _open_trajectory(run, config)
     for step, of_step in enumerate(grads):
         samples = [of_step] if isinstance(of_step, float) else list(of_step)
         grad = sum(samples) / len(samples)
@@ -150,6 +145,13 @@ def make_run(
         run.write_summary({"steps": len(grads), **passes, **scores})
 
     return _end(run, ended, finish)
+
+
+def _open_trajectory(run: Run, config: Config) -> Writer:
+    optimizer = zeroth_order(config.optimizer)
+    stored = {"sample_schedule": optimizer.sample_schedule, "steps": config.steps}
+    header = Header("none", optimizer.name, optimizer.noise, config.seed, optimizer.samples, 0.0, [], stored)
+    return Writer(run.open_trajectory(), header)
 
 
 def _end(run: Run, ended: str, finish: Callable[[], None]) -> Run:
@@ -190,21 +192,14 @@ def make_curves(
     """Make the directory of a run that learns: curves of loss and dev, gradients (some of them 0), predictions.
 
     Args:
-        path: the run directory.
-        settings: changes to the default config, by dotted key.
         gain: by how much dev is better at the end than before the first step.
-        text: in every test row, and in the prompt.
+        text: in every test row, and in the prompt; every fourth row is predicted wrong.
         ended: `finished`, or `running` (held by this process).
-        test_rows: rows of test; every fourth is predicted wrong.
     """
     config = make_config({"steps": 40, "eval_every": 10, "log_every": 1, **(settings or {})})
     argv = ["mezo", "train", "steps=40", f"data.dir={'a/long/path' * 9}"]
-    run, labels, steps, metric = (
-        Run.create(path, to_yaml(config), argv),
-        config.task.labels,
-        config.steps,
-        config.chosen_metric,
-    )
+    labels, steps, metric = config.task.labels, config.steps, config.chosen_metric
+    run = Run.create(path, to_yaml(config), argv)
     run.update(
         data_fingerprint=f"rows-{config.data.seed}",
         rows={"train": 32, "dev": 32, "test": test_rows},
@@ -213,8 +208,7 @@ def make_curves(
         label_words=config.task.label_words,
         trainable={"count": 1000, "share": 1.0, "names": ["weight"]},
     )
-    stored = {"sample_schedule": config.optimizer.sample_schedule, "steps": steps}
-    writer = Writer(run.open_trajectory(), Header("none", "mezo", "gaussian", config.seed, 1, 0.0, [], stored))
+    writer = _open_trajectory(run, config)
     generator = random.Random(config.seed)
     for step in range(steps + 1):
         if step:

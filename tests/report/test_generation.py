@@ -36,16 +36,8 @@ def make(path: Path, *more: str, seed: int, finished: bool = True) -> None:
         if not finished:
             raise KeyboardInterrupt
         run.log_metrics("eval", 4, split="test", loss=-1.25, reward=1.25, f1=0.625, seconds=5.0)
-        run.write_predictions(
-            {
-                "columns": {"numbers": f"{row}"},
-                "prompt": f"{row} + 1 =",
-                "completion": f" {row + 1}",
-                "reward": row / 8,
-                "f1": 0.5,
-            }
-            for row in range(8)
-        )
+        rows = [{"prompt": f"{row} + 1 =", "completion": f" {row + 1}", "reward": row / 8} for row in range(8)]
+        run.write_predictions({"columns": {"numbers": "1"}, **row, "f1": 0.5} for row in rows)
         summary = {"steps": 4, "forwards": 8, "backwards": 0, "seconds": 5.0, "best": {"step": 2, "reward": 1.5}}
         run.write_summary({**summary, "dev": scores[2], "test": {"loss": -1.25, "reward": 1.25, "f1": 0.625}})
 
@@ -61,12 +53,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_list_has_the_reward_as_it_is(runs: Path) -> None:
-    result = mezo("runs", runs)
-    assert result.code == 0, result
-    cells = {line.split()[0]: line.split() for line in result.out.splitlines()}
-    assert cells["a"][-2:] == ["1.5", "1.25"]
-    assert cells["stopped"][-2:] == ["1.5", "-"]
-    assert "reward" in cells["a"]
+    cells = {line.split()[0]: line.split() for line in mezo("runs", runs).out.splitlines()}
+    assert (cells["a"][-2:], cells["stopped"][-2:]) == (["1.5", "1.25"], ["1.5", "-"])
     assert json.loads(mezo("runs", runs, "--json").out)[0]["metric"] == "reward"
 
 
@@ -90,10 +78,9 @@ def test_one_run(runs: Path) -> None:
 
 
 def test_the_comparison_and_the_page(runs: Path, tmp_path: Path) -> None:
-    result = mezo("compare", runs)
-    assert result.code == 0, result
-    assert "1.25 (0)" in result.out
-    assert "(reward" in result.out
+    compared = mezo("compare", runs).out
+    assert "1.25 (0)" in compared
+    assert "(reward" in compared
     for words in ([runs], [runs / "a"]):
         page = mezo("report", *words, "--out", tmp_path / "page.html")
         assert page.code == 0, page
@@ -101,14 +88,12 @@ def test_the_comparison_and_the_page(runs: Path, tmp_path: Path) -> None:
         assert "Reward on dev" in text
         assert " 8</span>" in text
         assert "Accuracy" not in text
-        for title in ("step 0, start", "step 2, best", "step 4, last", "train, mean of the"):
-            assert title in text
-        assert " &lt;b&gt;2<br>" in text
+        for part in ("step 0, start", "step 2, best", "step 4, last", "train, mean of the", " &lt;b&gt;2<br>"):
+            assert part in text
         assert "Training loss" not in text
 
 
 def test_runs_of_two_methods_are_named_by_what_each_has(runs: Path, tmp_path: Path) -> None:
     make(tmp_path / "es", "optimizer=es", seed=1)
-    page = mezo("report", runs / "a", tmp_path / "es", "--out", tmp_path / "page.html")
-    assert page.code == 0, page
+    assert mezo("report", runs / "a", tmp_path / "es", "--out", tmp_path / "page.html").code == 0
     assert '<td class="n">es</td>' in (tmp_path / "page.html").read_text()

@@ -5,7 +5,6 @@ import hashlib
 import html
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -18,27 +17,14 @@ EVIL = '<script>alert(1)</script> \x1b[31m & \u202eright-to-left $x^2$ "quoted"'
 FEW = {"data.shots": 16}
 
 
-class Reader(HTMLParser):
-    """Collects the ids, the tags, what refers to another place, and the text of a page."""
+class Reader:
+    """The ids, the tags, what refers to another place, and the text of a page."""
 
     def __init__(self, page: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(str(value))
-            elif name in ("href", "src", "srcset", "data", "action", "xlink:href"):
-                self.links.append(str(value))
-
-    def handle_data(self, data: str) -> None:
-        self.text += f" {data}"
+        self.tags = re.findall(r"<(\w[^\s>]*)", page)
+        self.ids = re.findall(r'\sid="([^"]*)"', page)
+        self.links = re.findall(r'\s(?:xlink:)?(?:href|src|srcset|data|action)="([^"]*)"', page)
+        self.text = html.unescape(re.sub(r"<[^>]*>", " ", page))
 
 
 def write(out: Path, *words: object) -> tuple[str, Result]:
@@ -79,17 +65,10 @@ def several(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_page_of_one_run(one: str) -> None:
     text = " ".join(Reader(one).text.split())
-    for part in (
-        "50.0%",
-        "80.0%",
-        "75.0%",
-        "10 of the 30 correct",
-        "10 of the 10 wrong",
-    ):
+    for part in ("50.0%", "80.0%", "75.0%", "10 of the 30 correct", "10 of the 10 wrong", "mezo resume"):
         assert part in text, part
     for part in ("Training loss", "Accuracy on dev", "Predictions per label", "8 of 40 are"):
         assert part in text, part
-    assert "mezo resume" in text
     assert one.count("<svg") == 4
     assert one.count("<details>") == 4  # the table behind each figure
 
@@ -97,12 +76,9 @@ def test_the_page_of_one_run(one: str) -> None:
 def test_text_from_files_stays_text(one: str) -> None:
     read = Reader(one)
     assert not {"script", "b>neg", "u", "iframe", "img", "object"} & set(read.tags)
-    assert "<script>alert(1)</script>" in read.text
-    assert "<b>neg</b>" in read.text
-    assert "<u>own</u>" in read.text
+    for part in ("<script>alert(1)</script>", "<b>neg</b>", "<u>own</u>", "\\x1b[31m", "\\u202e"):
+        assert part in read.text
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", one)
-    assert "\\x1b[31m" in read.text
-    assert "\\u202e" in read.text
 
 
 def test_nothing_is_loaded(one: str, several: str) -> None:
@@ -155,15 +131,13 @@ def test_colours_have_contrast(scheme: int) -> None:
 
 def test_the_page_of_several_runs(several: str) -> None:
     text = " ".join(Reader(several).text.split())
-    assert "12 runs" in text
-    assert "10 finished, 1 failed, 1 running" in text
-    assert "sst2: accuracy on dev" in text
-    assert "Filled diamonds: test" in text
-    assert "Hollow diamonds: the paper's test score" in text
-    assert "90.5 (1.2)" in text
+    for part in ("12 runs", "10 finished, 1 failed, 1 running", "sst2: accuracy on dev", "90.5 (1.2)"):
+        assert part in text, part
+    for part in ("Filled diamonds: test", "Hollow diamonds: the paper's test score"):
+        assert part in text, part
+    for part in ("failed (the <b>disk</b> is full)", "The run is still running: step 40 of 40"):
+        assert part in text, part
     assert several.count("<article") == 12
-    assert "failed (the <b>disk</b> is full)" in text
-    assert "The run is still running: step 40 of 40" in text
 
 
 def test_bands_are_the_spread_over_seeds(several: str) -> None:
@@ -186,21 +160,18 @@ def test_fifty_runs_fit_into_five_megabytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("end", "begin"),
     [
-        "figure.svg",
-        pytest.param("figure.pdf", marks=pytest.mark.slow),
-        pytest.param("figure.png", marks=pytest.mark.slow),
+        ("svg", b"<?xml"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("pdf", b"%PDF"), ("png", b"\x89PNG"))),
     ],
 )
-def test_a_figure_for_a_paper(name: str, root: Path, tmp_path: Path) -> None:
-    said = mezo("report", root / "running" if name.endswith("pdf") else root, "--figure", tmp_path / name)
+def test_a_figure_for_a_paper(end: str, begin: bytes, root: Path, tmp_path: Path) -> None:
+    said = mezo("report", root / "running" if end == "pdf" else root, "--figure", tmp_path / f"figure.{end}")
     assert said.code == 0, said
-    begin = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[name[-3:]]
-    content = (tmp_path / name).read_bytes()
-    assert content.startswith(begin)
-    assert len(content) > 8000
-    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+    (file,) = tmp_path.iterdir()
+    assert file.read_bytes().startswith(begin)
+    assert file.stat().st_size > 8000
 
 
 def test_mistakes_end_in_one_line(root: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

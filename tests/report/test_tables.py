@@ -20,10 +20,6 @@ from tests.report.run_directories import SEEDS, make_entry, make_grid
 FEW = {"data.shots": 16, "model.tie_embeddings": False}
 
 
-def titles(out: str) -> list[str]:
-    return [block.splitlines()[0] for block in out.split("\n\n") if block.startswith("sst2, ")]
-
-
 def rows(out: str) -> list[str]:
     return [" ".join(line.split()) for line in out.splitlines()]
 
@@ -49,17 +45,13 @@ def test_without_a_number_of_the_paper_it_has_no_column() -> None:
     assert "paper" not in table
 
 
-def test_the_picked_points(two_methods: Path) -> None:
-    told = rows(mezo("compare", "--seeds", two_methods).out)
-    at = told.index("each seed")
-    assert told[at + 2 : at + 4] == ["sst2 16 MeZO lr=1e-07 13 90.0 95.0", "sst2 16 MeZO lr=1e-06 21 80.0 90.0"]
-
-
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_tables_fit_the_terminal(width: int, two_methods: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No number is folded, and no line is longer."""
     monkeypatch.setattr(compare, "make_console", lambda: Console(width=width, file=sys.stdout))
     out = mezo("compare", "--seeds", two_methods).out
+    at = rows(out).index("each seed")
+    assert rows(out)[at + 2 : at + 4] == ["sst2 16 MeZO lr=1e-07 13 90.0 95.0", "sst2 16 MeZO lr=1e-06 21 80.0 90.0"]
     assert max(len(line.rstrip()) for line in out.splitlines()) <= width
     for number in ("90.5 (1.2)", "91.0 (2.0)", "-30.5 *"):
         assert number in out
