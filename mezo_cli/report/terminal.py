@@ -23,34 +23,28 @@ def show_document(run: Mapping[str, Any], console: Console, quiet: bool = False)
     """
     width = min(console.width, WIDTH)
 
-    def say(text: str, indent: str = "") -> None:
+    def say(text: str, indent: str = "", gap: bool = False) -> None:
         lines = textwrap.wrap(printable(" ".join(text.split())), width, initial_indent=indent, subsequent_indent=indent)
-        for line in lines or [""]:
+        for line in [*[""] * gap, *(lines or [""])]:
             console.print(plain_text(line), soft_wrap=True)
 
-    warnings = [f"! {text}" for text in run["warnings"]]
-    if quiet:
-        for text in warnings:
-            say(text)
-        console.print(_results(run), width=width)
-        for text in run["conclusions"]:
-            say(text)
-        return
-    console.print(plain_text(f"{run['run']}  {run['status']}"), soft_wrap=True)
-    for text in (run["sentence"], *warnings):
+    if not quiet:
+        console.print(plain_text(f"{run['run']}  {run['status']}"), soft_wrap=True)
+    for text in [run["sentence"]] * (not quiet) + [f"! {text}" for text in run["warnings"]]:
         say(text)
-    if run["prompt"] is not None:
-        say("")
-        say(f"prompt  {run['prompt']}")
+    if run["prompt"] is not None and not quiet:
+        say(f"prompt  {run['prompt']}", gap=True)
         if run["label_words"]:
             say(", ".join(f"{word} = {label}" for label, word in run["label_words"].items()), "        ")
-    if run["results"]:
-        say("")
+    if run["results"] or quiet:
+        if not quiet:
+            console.print()
         console.print(_results(run), width=width)
     for text in run["conclusions"]:
-        say("")
-        say(text)
-    say("")
+        say(text, gap=not quiet)
+    if quiet:
+        return
+    console.print()
     for text, indent in _rows(run, width):
         say(text, indent)
     settings = {
@@ -63,10 +57,9 @@ def show_document(run: Mapping[str, Any], console: Console, quiet: bool = False)
         table.show_header, table.columns[1].justify = False, "left"
         for name, value in pairs.items():
             table.add_row(f"  {name}", value)
-        say("")
-        say(title)
+        say(title, gap=True)
         console.print(table, width=width)
-    say("")
+    console.print()
     for name, command in run["commands"].items():
         console.print(plain_text(f"{name.lower()}:  {command}"), soft_wrap=True)
 
