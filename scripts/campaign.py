@@ -9,8 +9,8 @@ cases so far. docs/concepts/reliability.md says what is promised.
 """
 
 import argparse
+import itertools
 import os
-import queue
 import shutil
 import sys
 import tempfile
@@ -22,48 +22,38 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests are no
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from tests.campaign import flips, full_disk, kills, mistakes, power_cut, twice
-from tests.campaign.cases import CASES, Job, Lab, Outcome, build
-from tests.campaign.server import ForkServer
+from tests.campaign import flips, mistakes, power_cut, stops
+from tests.campaign.cases import CASES, Job, build
 
-COUNTS = {
-    "kills": 260,
-    "power cuts": 120,
-    "full disks": 60,
-    "flips": 2000,
-    "two at once": 40,
-    "mistakes": 0,
+KINDS = {  # -> (what makes its jobs, their number: of mistakes 0 for all)
+    "kills": (stops.kills, 260),
+    "power cuts": (power_cut.jobs, 120),
+    "full disks": (stops.full_disks, 60),
+    "flips": (flips.jobs, 2000),
+    "two at once": (stops.two_at_once, 40),
+    "mistakes": (mistakes.jobs, 0),
 }
 EXAMPLES = 60  # of each kind that failed are printed in full
+Outcomes = dict[str, list[tuple[str, str]]]  # kind -> what was done, and what is wrong
 
 
-def make_jobs(lab: Lab, seed: int, counts: dict[str, int]) -> list[Job]:
-    """Return the jobs of every kind in `counts`: of mistakes so many of each group, 0 for all of them."""
-    makers = {module.KIND: module for module in (kills, power_cut, full_disk, flips, twice, mistakes)}
-    jobs: list[Job] = []
-    for kind, count in counts.items():
-        jobs += mistakes.jobs(lab, seed, count or None) if kind == "mistakes" else makers[kind].jobs(lab, seed, count)
-    return jobs
-
-
-def run_all(jobs: list[Job], servers: "queue.Queue[ForkServer]", workers: int, folder: Path) -> list[Outcome]:
-    """Run the jobs, one at a time on each server; after a Ctrl-C return the outcomes of those that are done."""
-    began, outcomes = time.monotonic(), list[Outcome]()
+def run_all(jobs: list[tuple[str, Job]], workers: int, folder: Path) -> Outcomes:
+    """Run the jobs, so many at a time; after a Ctrl-C return the outcomes of those that are done."""
+    began, ended, outcomes = time.monotonic(), itertools.count(1), Outcomes({kind: [] for kind, _ in jobs})
 
     def one(number: int) -> None:
-        server, own = servers.get(), folder / str(number)
+        (kind, job), own = jobs[number], folder / str(number)
         own.mkdir(parents=True)
         try:
-            outcome = jobs[number](server, own)
-            if not outcome.passed:  # at once: the rest takes long
-                print(f"{outcome.kind}: {outcome.case}\n    {outcome.what}", file=sys.stderr, flush=True)
-            outcomes.append(outcome)
+            case, wrong = job(own)
         finally:
-            servers.put(server)
             shutil.rmtree(own, ignore_errors=True)
-        if len(outcomes) % 50 == 0:
-            seconds = time.monotonic() - began
-            print(f"{len(outcomes)} of {len(jobs)} cases, {seconds:.0f} s", file=sys.stderr, flush=True)
+        if wrong:  # at once: the rest takes long
+            print(f"{kind}: {case}\n    {wrong}", file=sys.stderr, flush=True)
+        outcomes[kind].append((case, wrong))
+        count = next(ended)
+        if count % 50 == 0:
+            print(f"{count} of {len(jobs)} cases, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(one, number) for number in range(len(jobs))]
@@ -72,19 +62,17 @@ def run_all(jobs: list[Job], servers: "queue.Queue[ForkServer]", workers: int, f
                 future.result()
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
-            print(f"interrupted after {len(outcomes)} of {len(jobs)} cases", file=sys.stderr, flush=True)
+            print(f"interrupted, of {len(jobs)} cases", file=sys.stderr, flush=True)
     return outcomes
 
 
-def report(outcomes: list[Outcome]) -> str:
+def report(outcomes: Outcomes) -> str:
     """Return the table, in Markdown, and below it what failed."""
-    lines = ["| kind | cases | passed | failed |", "|---|---|---|---|"]
-    below = []
-    for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
-        of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
-        fell = [outcome for outcome in of_kind if not outcome.passed]
+    lines, below = ["| kind | cases | passed | failed |", "|---|---|---|---|"], []
+    for kind, of_kind in outcomes.items():
+        fell = [f"{kind}: {case}\n    {wrong}" for case, wrong in of_kind if wrong]
         lines.append(f"| {kind} | {len(of_kind):,} | {len(of_kind) - len(fell):,} | {len(fell):,} |")
-        below += [f"{kind}: {outcome.case}\n    {outcome.what}" for outcome in fell[:EXAMPLES]]
+        below += fell[:EXAMPLES]
         if len(fell) > EXAMPLES:
             below.append(f"{kind}: and {len(fell) - EXAMPLES} more")
     return "\n".join([*lines, "", *below])
@@ -94,12 +82,12 @@ def main() -> None:
     """Run the campaign."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=list(COUNTS), default=list(COUNTS), metavar="KIND")
+    parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND")
     parser.add_argument("--counts", nargs="+", default=[], metavar="KIND=NUMBER", help="other numbers of cases")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="kinds of runs")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     args = parser.parse_args()
-    counts = {kind: COUNTS[kind] for kind in args.only}
+    counts = {kind: KINDS[kind][1] for kind in args.only}
     for text in args.counts:
         kind, _, number = text.partition("=")
         if kind not in counts or not number.isdecimal():
@@ -108,18 +96,14 @@ def main() -> None:
     if args.only == ["mistakes"]:
         args.cases = ["mezo", "adamw"]
     began = time.monotonic()
-    servers: queue.Queue[ForkServer] = queue.Queue()
     with tempfile.TemporaryDirectory(prefix="campaign") as name:
-        all_servers = [ForkServer() for _ in range(args.workers)]
-        for server in all_servers:
-            servers.put(server)
-        lab = build(all_servers[0], Path(name) / "lab", tuple(args.cases))
-        outcomes = run_all(make_jobs(lab, args.seed, counts), servers, args.workers, Path(name) / "jobs")
-        for server in all_servers:
-            server.close()
+        lab = build(Path(name) / "lab", tuple(args.cases))
+        jobs = [(kind, job) for kind, count in counts.items() for job in KINDS[kind][0](lab, args.seed, count)]
+        outcomes = run_all(jobs, args.workers, Path(name) / "jobs")
     print(report(outcomes))
     print(f"\nseed {args.seed}, {time.monotonic() - began:.0f} s")
-    sys.exit(0 if all(outcome.passed for outcome in outcomes) else 1)
+    failed = any(wrong for of_kind in outcomes.values() for _, wrong in of_kind)
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import Any
 
 from tests import tiny
 from tests.campaign import file_operations
+from tests.campaign.commands import run as run_commands
 from tests.campaign.file_operations import Operation
-from tests.campaign.server import ForkServer
 from tests.command_line import Result, small
 
 CASES = {
@@ -30,17 +28,8 @@ TIMES = {"seconds", "peak_memory_bytes", "crc"}
 NOT_COMPARED = {"run.json", "train.log", "lock", ".lock", "run.lock"}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How one case of a campaign ended; `what` says how it failed, or in which way it passed."""
-
-    kind: str
-    case: str
-    passed: bool
-    what: str
-
-
-Job = Callable[[ForkServer, Path], Outcome]  # the folder is the job's own, empty, and removed afterwards
+# Damages a run in a folder of its own, which is removed afterwards; returns what it did, and what is wrong, or "".
+Job = Callable[[Path], tuple[str, str]]
 
 
 @dataclass
@@ -62,15 +51,10 @@ class Lab:
 
     def train(self, case: str, run: Path) -> list[str]:
         """Return the command that makes a run of a case."""
-        return train(self.folder, case, run)
+        return ["train", *small(self.folder / "model", self.folder / "data", run, *CASES[case])]
 
 
-def train(folder: Path, case: str, run: Path) -> list[str]:
-    """Return the command that makes a run with the model and data in `folder`."""
-    return ["train", *small(folder / "model", folder / "data", run, *CASES[case])]
-
-
-def build(server: ForkServer, folder: Path, names: tuple[str, ...]) -> Lab:
+def build(folder: Path, names: tuple[str, ...]) -> Lab:
     """Make the model, the data and the runs of the named cases."""
     tiny.roberta(folder / "model", hidden_size=16, intermediate_size=32, num_hidden_layers=1)
     tiny.movie_folder(folder / "data")
@@ -79,13 +63,13 @@ def build(server: ForkServer, folder: Path, names: tuple[str, ...]) -> Lab:
         (folder / name).mkdir()
         run, log = lab.finished(name), folder / f"{name}.log"
         watch: dict[str, Any] = {"root": str(run), "record_to": str(log)}
-        (done,) = server.run(lab.train(name, run), cwd=folder, watch=watch)
+        (done,) = run_commands(lab.train(name, run), cwd=folder, watch=watch)
         assert done.code == 0, done
         lab.count[name], lab.log[name] = file_operations.load(log)
         lab.bits[name] = bits(run)
         run = lab.interrupted(name)
-        watch = {"root": str(run), "signal_at": lab.count[name] * 3 // 5, "signum": signal.SIGINT}
-        (done,) = server.run(lab.train(name, run), cwd=folder, watch=watch)
+        watch = {"root": str(run), "signal_at": lab.count[name] * 3 // 5}
+        (done,) = run_commands(lab.train(name, run), cwd=folder, watch=watch)
         assert done.code == 130, done
     return lab
 
@@ -124,7 +108,8 @@ def _digest(data: bytes) -> str:
 def differing(found: dict[str, str], expected: dict[str, str]) -> str:
     """Name the files in which two runs differ, "" when there are none."""
     names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
-    return ", ".join(f"{name}{'' if name in expected else ' (left over)'}" for name in names)
+    named = ", ".join(f"{name}{'' if name in expected else ' (left over)'}" for name in names)
+    return f"not bitwise identical: {named}" if named else ""
 
 
 def complaint(result: Result, allowed: tuple[int, ...] = (0,)) -> str:
@@ -140,31 +125,17 @@ def complaint(result: Result, allowed: tuple[int, ...] = (0,)) -> str:
     return ""
 
 
-def go_on(lab: Lab, case: str, run: Path, server: ForkServer) -> tuple[str, list[Result]]:
-    """Resume a run, or train again where its directory is free; return what is wrong with the result, and the ends."""
-    listed, ended = server.run(["runs", str(run.parent)], ["resume", str(run)], cwd=run.parent)
-    ends = [listed, ended]
-    wrong = complaint(listed)
-    if wrong:
-        return f"runs: {wrong}", ends
-    if ended.code == 2:
-        ends += server.run(lab.train(case, run), cwd=run.parent)
-        wrong = complaint(ends[-1])
-        if wrong:
-            return f"neither resume ({ended.err.strip()[-150:]}) nor train ({wrong})", ends
-    elif complaint(ended):
-        return f"resume: {complaint(ended)}", ends
-    other = differing(bits(run), lab.bits[case])
-    return f"not bitwise identical: {other}" if other else leftovers(run), ends
+def go_on(lab: Lab, case: str, run: Path) -> tuple[str, Result]:
+    """Resume a run, or train again where its directory is free; return what is wrong with it, and how resume ended."""
+    listed, ended = run_commands(["runs", str(run.parent)], ["resume", str(run)], cwd=run.parent)
+    wrong = complaint(listed) or (complaint(ended) if ended.code != 2 else "")
+    if ended.code == 2 and not wrong:
+        wrong = complaint(run_commands(lab.train(case, run), cwd=run.parent)[0])
+        wrong = f"neither resume ({ended.err.strip()[-150:]}) nor train ({wrong})" if wrong else ""
+    return wrong or differing(bits(run), lab.bits[case]) or leftovers(run), ended
 
 
 def leftovers(folder: Path) -> str:
     """Name what a command that was killed has left in a folder, "" when there is nothing."""
     left = [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name != ".lock"]
     return f"left behind: {', '.join(sorted(left))}" if left else ""
-
-
-def copy(run: Path, to: Path) -> Path:
-    """Copy a run, with the times of its files."""
-    shutil.copytree(run, to)
-    return to

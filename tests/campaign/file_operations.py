@@ -20,7 +20,11 @@ from typing import Any
 # size of a truncation; None for create, unlink, rmdir, mkdir and fsync. "" is the folder itself.
 Operation = tuple[str, str, Any]
 
-_FILE_IO, _OPEN, _LSTAT = io.FileIO, builtins.open, os.lstat
+KINDS = {"remove": "unlink", "replace": "rename", "fdatasync": "fsync", "ftruncate": "truncate"}
+KINDS |= {name: name for name in ("unlink", "rmdir", "mkdir", "rename", "fsync", "truncate")}
+UNSEEN = "unseen"  # the kind of what a library writes: found by a look at the folder
+_OPEN, _LSTAT, _WRITE = io.open, os.lstat, os.write
+FULL = (errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Watch:
@@ -53,20 +57,19 @@ class Watch:
         self.log: list[Operation] = []
         self._known: dict[str, tuple[int, int]] = {}  # file -> (size, time of change) after the last operation
 
-    # --- what happens at an operation ---
-
     @contextmanager
-    def operation(self, kind: str, path: str | None, argument: Any = None) -> Iterator[None]:
-        """Surround one operation; it is recorded when it succeeds. A path of None lies elsewhere."""
+    def operation(
+        self, kind: str, path: str | None, argument: Any = None, half: Callable[[], object] | None = None
+    ) -> Iterator[None]:
+        """Surround one operation: count it, stop before it if it is the one, record it when it has succeeded.
+
+        Args:
+            kind, path, argument: of an `Operation`; a path of None lies elsewhere.
+            half: does the first half of it.
+        """
         if path is None:
             yield
             return
-        self.before(kind, path)
-        yield
-        self.after(kind, path, argument)
-
-    def before(self, kind: str, path: str, half: Callable[[], None] | None = None) -> None:
-        """Count an operation, and stop here if this is the one."""
         if self.record_to:
             self._find_unseen()
         self.count += 1
@@ -77,17 +80,11 @@ class Watch:
         if self.count == self.signal_at:
             os.kill(os.getpid(), self.signum)
         if self.room is not None and kind in ("create", "mkdir") and self._used() >= self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.path.join(self.root, path))
-
-    def after(self, kind: str, path: str, argument: Any = None) -> None:
-        """Record an operation."""
-        if self.record_to:
+            raise OSError(*FULL, os.path.join(self.root, path))
+        yield
+        if self.record_to and kind != UNSEEN:
             self.log.append((kind, path, argument))
             self._known = dict(self._files())
-
-    def fits(self, size: int) -> int:
-        """Return how many of `size` more bytes there is room for."""
-        return size if self.room is None else max(0, min(size, self.room - self._used()))
 
     def save(self) -> None:
         """Write the recorded operations to `record_to`."""
@@ -116,18 +113,14 @@ class Watch:
             if now[name] != self._known.get(name):
                 with _OPEN(os.path.join(self.root, name), "rb") as file:
                     data = file.read()
-                if name not in self._known:
-                    self.log.append(("create", name, None))
-                self.log.append(("truncate", name, 0))
-                self.log.append(("write", name, (0, data)))
+                self.log += [] if name in self._known else [("create", name, None)]
+                self.log += [("truncate", name, 0), ("write", name, (0, data))]
         self._known = now
 
-    # --- names ---
-
     def relative(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """Return a path relative to the folder, None for one that does not lie in it."""
-        if isinstance(path, int):
-            text = os.readlink(f"/proc/self/fd/{path}")
+        """Return a path (or that of a descriptor) relative to the folder, None for one that does not lie in it."""
+        if isinstance(path, int) or hasattr(path, "fileno"):
+            text = os.readlink(f"/proc/self/fd/{path if isinstance(path, int) else path.fileno()}")
         else:
             text = os.fsdecode(path)
             if dir_fd is not None and not os.path.isabs(text):
@@ -139,93 +132,65 @@ class Watch:
         inside = text.startswith(self.root + os.sep) and not text.endswith(" (deleted)")
         return text[len(self.root) + 1 :] if inside else None
 
+    def write(self, name: str, fd: int, data: bytes) -> int:
+        """Write to a descriptor, as much of it as there is room for."""
+        flags = int(_OPEN(f"/proc/self/fdinfo/{fd}").read().split("flags:")[1].split()[0], 8)
+        offset = os.fstat(fd).st_size if flags & os.O_APPEND else os.lseek(fd, 0, os.SEEK_CUR)
+        fits = len(data) if self.room is None else max(0, min(len(data), self.room - self._used()))
+        with self.operation("write", name, (offset, data[:fits]), lambda: _WRITE(fd, data[: len(data) // 2])):
+            if fits == 0 and data:
+                raise OSError(*FULL)
+            return _WRITE(fd, data[:fits])
+
     # --- the replaced functions ---
 
     def install(self) -> None:
         """Replace the functions. There is no way back."""
-        self._install_open()
-        for name in ("unlink", "remove", "rmdir", "mkdir"):
-            self._install_named("unlink" if name == "remove" else name, name)
-        for name in ("rename", "replace"):
-            self._install_rename(name)
-        for name in ("fsync", "fdatasync"):
-            self._install_fsync(name)
+        for name, kind in KINDS.items():
+            self._install_named(name, kind)
         self._install_descriptors()
+        self._install_open()
         self._install_safetensors()
 
-    def _install_named(self, kind: str, name: str) -> None:
+    def _install_named(self, name: str, kind: str) -> None:
         real = getattr(os, name)
 
-        def patched(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
-            extra = {} if dir_fd is None else {"dir_fd": dir_fd}
-            with self.operation(kind, self.relative(path, dir_fd)):
-                real(path, *args, **extra, **kwargs)
+        def patched(path: Any, *args: Any, **kwargs: Any) -> None:
+            argument = args[0] if kind == "truncate" else None
+            if kind == "rename":
+                argument = self.relative(args[0], kwargs.get("dst_dir_fd"))
+            folder = kwargs.get("src_dir_fd" if kind == "rename" else "dir_fd")
+            with self.operation(kind, self.relative(path, folder), argument):
+                real(path, *args, **kwargs)
 
         setattr(os, name, patched)
         _replace_in_sets(real, patched)
 
-    def _install_rename(self, name: str) -> None:
-        real = getattr(os, name)
-
-        def patched(src: Any, dst: Any, **kwargs: Any) -> None:
-            old, new = self.relative(src, kwargs.get("src_dir_fd")), self.relative(dst, kwargs.get("dst_dir_fd"))
-            with self.operation("rename", old, new):
-                real(src, dst, **kwargs)
-
-        setattr(os, name, patched)
-
-    def _install_fsync(self, name: str) -> None:
-        real = getattr(os, name)
-
-        def patched(fd: Any) -> None:
-            number = fd if isinstance(fd, int) else fd.fileno()
-            with self.operation("fsync", self.relative(number)):
-                real(number)
-
-        setattr(os, name, patched)
-
     def _install_descriptors(self) -> None:
-        real_open, real_write, real_truncate = os.open, os.write, os.truncate
+        real = os.open
 
         def patched_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-            name = self.relative(path, dir_fd)
             kind = _opening(path, bool(flags & os.O_CREAT), bool(flags & os.O_TRUNC), dir_fd)
-            with self.operation(kind, name if kind else None, 0 if kind == "truncate" else None):
-                return real_open(path, flags, mode, dir_fd=dir_fd)
+            name = self.relative(path, dir_fd) if kind else None
+            with self.operation(kind, name, 0 if kind == "truncate" else None):
+                return real(path, flags, mode, dir_fd=dir_fd)
 
         def patched_write(fd: int, data: Any) -> int:
             name = self.relative(fd)
-            return real_write(fd, data) if name is None else self._write(name, fd, bytes(data))
+            return _WRITE(fd, data) if name is None else self.write(name, fd, bytes(data))
 
-        def patched_truncate(path: Any, length: int) -> None:
-            with self.operation("truncate", self.relative(path), length):
-                real_truncate(path, length)
-
-        self._real_write = real_write
-        os.open, os.write, os.truncate, os.ftruncate = patched_open, patched_write, patched_truncate, patched_truncate
-        _replace_in_sets(real_open, patched_open)
-
-    def _write(self, name: str, fd: int, data: bytes) -> int:
-        """Write to a descriptor, as much of it as there is room for."""
-        flags = int(_OPEN(f"/proc/self/fdinfo/{fd}").read().split("flags:")[1].split()[0], 8)
-        offset = os.fstat(fd).st_size if flags & os.O_APPEND else os.lseek(fd, 0, os.SEEK_CUR)
-        self.before("write", name, lambda: self._real_write(fd, data[: len(data) // 2]) and None)
-        size = self.fits(len(data))
-        if size == 0 and data:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = self._real_write(fd, data[:size])
-        self.after("write", name, (offset, data[:written]))
-        return written
+        os.open, os.write = patched_open, patched_write
+        _replace_in_sets(real, patched_open)
 
     def _install_open(self) -> None:
         watch = self
 
-        class Raw(_FILE_IO):
+        class Raw(io.FileIO):
             """A file whose writes are seen."""
 
             def write(self, data: Any) -> int:
                 name = watch.relative(self.fileno())
-                return int(super().write(data) if name is None else watch._write(name, self.fileno(), bytes(data)))
+                return int(super().write(data) if name is None else watch.write(name, self.fileno(), bytes(data)))
 
             def truncate(self, size: int | None = None) -> int:
                 length = self.tell() if size is None else size
@@ -242,8 +207,7 @@ class Watch:
             closefd: bool = True,
             opener: Any = None,
         ) -> Any:
-            plain = not set(mode) & set("wax+")
-            name = None if plain else self.relative(file)
+            name = self.relative(file) if set(mode) & set("wax+") else None
             if name is None:
                 return _OPEN(file, mode, buffering, encoding, errors, newline, closefd, opener)
             kind = "" if isinstance(file, int) or opener else _opening(file, bool(set(mode) & set("wax")), "w" in mode)
@@ -259,30 +223,26 @@ class Watch:
         builtins.open = io.open = patched
 
     def _install_safetensors(self) -> None:
-        import safetensors
         import safetensors.numpy
         import safetensors.torch
 
         real = safetensors.serialize_file
 
-        def patched(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-            name = self.relative(filename)
-            if name is None:
-                return real(tensors, filename, *args, **kwargs)
+        def cut(filename: Any, size: int) -> None:
+            with _OPEN(filename, "r+b") as file:
+                file.truncate(max(0, size))
 
+        def patched(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
             def half() -> None:
                 real(tensors, filename, *args, **kwargs)
-                with _OPEN(filename, "r+b") as file:
-                    file.truncate(os.path.getsize(filename) // 2)
+                cut(filename, os.path.getsize(filename) // 2)
 
-            self.before("write", name, half)
-            real(tensors, filename, *args, **kwargs)
-            if self.room is not None and self._used() > self.room:
-                with _OPEN(filename, "r+b") as file:
-                    file.truncate(max(0, os.path.getsize(filename) - (self._used() - self.room)))
-                raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
-            if self.record_to:
-                self._find_unseen()
+            name = self.relative(filename)
+            with self.operation(UNSEEN, name, half=half):
+                real(tensors, filename, *args, **kwargs)
+                if name is not None and self.room is not None and self._used() > self.room:
+                    cut(filename, os.path.getsize(filename) - (self._used() - self.room))
+                    raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
         for module in (safetensors, safetensors.numpy, safetensors.torch):
             module.serialize_file = patched  # type: ignore[attr-defined]
@@ -306,6 +266,4 @@ def _replace_in_sets(real: Any, patched: Any) -> None:
 
 def load(path: Path) -> tuple[int, list[Operation]]:
     """Read what `Watch.save` wrote: the number of operations that can be stopped before, and those recorded."""
-    with open(path, "rb") as file:
-        count, log = pickle.load(file)
-    return count, log
+    return pickle.loads(path.read_bytes())

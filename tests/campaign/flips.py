@@ -2,13 +2,14 @@
 
 import random
 import re
+import shutil
+from functools import partial
 from pathlib import Path
 
-from tests.campaign.cases import Job, Lab, Outcome, bits, copy, differing, only_times_differ
-from tests.campaign.server import ForkServer
+from tests.campaign.cases import Job, Lab, bits, differing, only_times_differ
+from tests.campaign.commands import run as run_commands
 from tests.command_line import Result
 
-KIND = "flips"
 COMMANDS = {
     "runs": ["runs", "."],
     "compare": ["compare", "."],
@@ -28,11 +29,11 @@ Told = dict[str, tuple[Result, dict[str, str]]]  # command -> how it ended, the 
 
 def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
     """Return `count` flips, evenly over the cases, finished and interrupted runs, and the files of each."""
-    rng = random.Random(f"{KIND} {seed}")
+    rng = random.Random(f"flips {seed}")
     runs = [run for case in sorted(lab.bits) for run in (lab.finished(case), lab.interrupted(case))]
     expected: dict[Path, Told] = {}
     left: dict[Path, list[Path]] = {run: [] for run in runs}
-    made = []
+    made: list[Job] = []
     for number in range(count):
         run = runs[number % len(runs)]
         if not left[run]:
@@ -45,41 +46,35 @@ def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
         # half of the flips hit the first kilobyte, where headers and settings are
         offset = rng.randrange(min(size, 1024)) if rng.random() < 0.5 else rng.randrange(size)
         xor = 1 << rng.randrange(8) if rng.random() < 0.75 else rng.randrange(1, 256)
-        made.append(_flip(lab, run, name, offset, xor, expected))
+        made.append(partial(_flip, lab, run, name, offset, xor, expected))
     return made
 
 
-def _flip(lab: Lab, source: Path, name: Path, offset: int, xor: int, expected: dict[Path, Told]) -> Job:
-    def job(server: ForkServer, folder: Path) -> Outcome:
-        if source not in expected:
-            plain = folder / "plain"
-            plain.mkdir()
-            copy(source, plain / "run")
-            expected[source] = _use(server, plain)
-        flipped = folder / "flipped"
-        flipped.mkdir()
-        run = copy(source, flipped / "run")
-        data = bytearray((run / name).read_bytes())
-        before = data[offset]
-        data[offset] ^= xor
-        (run / name).write_bytes(data)
-        told = _use(server, flipped)
-        wrong = [
-            f"`mezo {command}`: {problem}"
-            for command in COMMANDS
-            if (problem := _problem(name, told[command], expected[source][command]))
-            and not (command in TIMED and only_times_differ(run / name, source / name))
-        ]
-        case = f"{source.relative_to(lab.folder)}/{name} byte {offset}: {before:#04x} -> {data[offset]:#04x}"
-        noticed = any(result.code == 2 and name.name in result.err for result, _ in told.values())
-        return Outcome(KIND, case, not wrong, "; ".join(wrong) or ("noticed" if noticed else "no effect"))
-
-    return job
+def _flip(
+    lab: Lab, source: Path, name: Path, offset: int, xor: int, expected: dict[Path, Told], folder: Path
+) -> tuple[str, str]:
+    if source not in expected:
+        shutil.copytree(source, folder / "plain" / "run")
+        expected[source] = _use(folder / "plain")
+    run = shutil.copytree(source, folder / "flipped" / "run")
+    data = bytearray((run / name).read_bytes())
+    before = data[offset]
+    data[offset] ^= xor
+    (run / name).write_bytes(data)
+    told = _use(folder / "flipped")
+    wrong = [
+        f"`mezo {command}`: {problem}"
+        for command in COMMANDS
+        if (problem := _problem(name, told[command], expected[source][command]))
+        and not (command in TIMED and only_times_differ(run / name, source / name))
+    ]
+    case = f"{source.relative_to(lab.folder)}/{name} byte {offset}: {before:#04x} -> {data[offset]:#04x}"
+    return case, "; ".join(wrong)
 
 
-def _use(server: ForkServer, folder: Path) -> Told:
+def _use(folder: Path) -> Told:
     """Run every command on folder/run; return how each ended, its output without times and this folder's name."""
-    results = server.run(*COMMANDS.values(), cwd=folder)
+    results = run_commands(*COMMANDS.values(), cwd=folder)
     told: Told = {}
     for command, result in zip(COMMANDS, results, strict=False):
         out, err = (text.replace(str(folder), "").strip() for text in (result.out, result.err))
@@ -113,8 +108,8 @@ def _problem(name: Path, told: tuple[Result, dict[str, str]], expected: tuple[Re
         return "" if name.name in "".join(own) else f"another file is blamed: {lines[0][:200]}"
     if result == plain:
         # a flipped file that nothing read is still there, for the command that does
-        changed = differing(files, plain_files)
-        return "" if changed in ("", str(name)) else f"other files, silently: {changed}"
+        changed = differing({**files, str(name): ""}, {**plain_files, str(name): ""})
+        return f"other files, silently: {changed}" if changed else ""
     if result.code in (0, 2) and name.name in said and ("damaged" in said or "cannot be read" in said):
         return ""
     if result.code == plain.code == 0:

@@ -3,18 +3,17 @@
 In the words, MODEL and DATA are a sound model and sound data, RUN a finished run in the working directory.
 """
 
-import hashlib
 import random
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.campaign.cases import Job, Lab, Outcome, complaint, copy
-from tests.campaign.server import ForkServer
+from tests.campaign.cases import Job, Lab, complaint
+from tests.campaign.commands import run as run_commands
 
-KIND = "mistakes"
 Make = Callable[[Path, Lab], object]
 
 
@@ -78,7 +77,7 @@ def both(*makes: Make) -> Make:
 
 def run(which: str = "finished") -> Make:
     """Copy a run to `run`."""
-    return lambda here, lab: copy(lab.folder / "mezo" / which, here / "run")
+    return lambda here, lab: shutil.copytree(lab.folder / "mezo" / which, here / "run")
 
 
 def deny(name: str, mode: int = 0) -> Make:
@@ -211,59 +210,41 @@ DENIED = [
         (EXPORT, both(text("closed/x", ""), deny("closed", 0o500)), "closed"),
     ]
 ]
-GROUPS = {
-    "words": WORDS,
-    "denied": DENIED,
-}
 
 
-def jobs(lab: Lab, seed: int, each: int | None = None) -> list[Job]:
-    """Return mistakes: all, or so many of each group, drawn."""
-    rng, chosen = random.Random(f"{KIND} {seed}"), []
-    for group, many in GROUPS.items():
-        numbered = [(f"{group} {number}", one) for number, one in enumerate(many, 1)]
-        chosen += numbered if each is None else rng.sample(numbered, min(each, len(numbered)))
-    return [_job(lab, name, one) for name, one in chosen]
+def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
+    """Return so many mistakes, drawn, with one without rights among them; 0 for all."""
+    rng = random.Random(f"mistakes {seed}")
+    chosen = [*rng.sample(DENIED, 1), *rng.sample(WORDS, count - 1)] if count else [*WORDS, *DENIED]
+    return [partial(_make, lab, one) for one in chosen]
 
 
-def _job(lab: Lab, name: str, mistake: Mistake) -> Job:
-    def job(server: ForkServer, folder: Path) -> Outcome:
-        here = folder / "here"
-        here.mkdir()
-        if mistake.make is not None:
-            mistake.make(here, lab)
-        places = {"MODEL": str(lab.folder / "model"), "DATA": str(lab.folder / "data")}
-        words = [re.sub("MODEL|DATA", lambda found: places[found[0]], word) for word in mistake.words]
-        before = _files(here)
-        (ended,) = server.run(words, cwd=here, powerless=mistake.powerless, timeout=30, env={"COLUMNS": "200"})
-        wrong, said = complaint(ended, (2,)), ended.err
-        if not wrong and not re.search(mistake.says.replace("MODEL", re.escape(places["MODEL"])), said):
-            wrong = f"does not say {mistake.says}: {said.strip()[:300]}"
-        if not wrong and re.search(r"[\x00-\x08\x0b-\x1f\x7f]", said):
-            wrong = f"control characters: {said.strip()[:300]!r}"
-        wrong = wrong or _half_written(here, before)
-        case = f"{name}: mezo {' '.join(mistake.words)}"
-        return Outcome(KIND, case[:200], not wrong, wrong or said.strip()[:200])
-
-    return job
+def _make(lab: Lab, mistake: Mistake, folder: Path) -> tuple[str, str]:
+    here = folder / "here"
+    here.mkdir()
+    if mistake.make is not None:
+        mistake.make(here, lab)
+    places = {"MODEL": str(lab.folder / "model"), "DATA": str(lab.folder / "data")}
+    words = [re.sub("MODEL|DATA", lambda found: places[found[0]], word) for word in mistake.words]
+    before = _files(here)
+    (ended,) = run_commands(words, cwd=here, powerless=mistake.powerless)
+    wrong, said, now = complaint(ended, (2,)), ended.err, _files(here)
+    if not re.search(mistake.says.replace("MODEL", re.escape(places["MODEL"])), said):
+        wrong = wrong or f"does not say {mistake.says}: {said.strip()[:300]}"
+    if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", said):
+        wrong = wrong or f"control characters: {said.strip()[:300]!r}"
+    changed = {name for name in {*now, *before} if now.get(name) != before.get(name)}
+    wrong = wrong or (f"left behind or changed: {', '.join(sorted(changed))}" if changed else "")
+    return f"mezo {' '.join(mistake.words)}"[:200], wrong
 
 
-def _files(here: Path) -> dict[str, str]:
-    """Return every file of a folder with its content; those that may not be read count by name.
+def _files(here: Path) -> dict[str, bytes]:
+    """Return every file of a folder with its content; folders count by name.
 
     A checkpoint that was being replaced as the run stopped (`.last.old`) is left out: any command may remove it.
     """
-    found = {}
-    for path in sorted(here.rglob("*")) if here.exists() else ():
-        if any(part.startswith(".") and part.endswith(".old") for part in path.parts):
-            continue
-        content = path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(here))] = hashlib.sha256(content).hexdigest()
-    return found
-
-
-def _half_written(here: Path, before: dict[str, str]) -> str:
-    """Name what a command has changed."""
-    now = _files(here)
-    changed = {name for name in {*now, *before} if now.get(name) != before.get(name)}
-    return f"left behind or changed: {', '.join(sorted(changed))}" if changed else ""
+    return {
+        str(path.relative_to(here)): path.read_bytes() if path.is_file() else b""
+        for path in here.rglob("*")
+        if not any(part.startswith(".") and part.endswith(".old") for part in path.parts)
+    }

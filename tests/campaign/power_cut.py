@@ -1,6 +1,6 @@
 """Cut the power: replay a recorded training's file operations up to some moment, and drop what was not synced.
 
-`Disk` is a file system that keeps its promises and no more. The content of a file is safe at its fsync, its name at
+`Folder` is a file system that keeps its promises and no more. The content of a file is safe at its fsync, its name at
 the fsync of the folder. Whether anything later survives is open, so several worlds are tried for each moment.
 """
 
@@ -8,14 +8,13 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tests.campaign.cases import Job, Lab, Outcome, go_on
+from tests.campaign.cases import Job, Lab, go_on
 from tests.campaign.file_operations import Operation
-from tests.campaign.server import ForkServer
 
-KIND = "power cuts"
 # (what survives of names that were not synced, what survives of bytes that were not)
 WORLDS = [
     ("none", "none"),
@@ -29,126 +28,91 @@ WORLDS = [
 ]
 
 
-@dataclass
 class File:
     """A file's bytes: all of them, and those that were there at its last fsync."""
 
-    data: bytearray = field(default_factory=bytearray)
-    synced: bytes = b""
-
-    def survives(self, world: str, rng: random.Random) -> bytes:
-        """Return the bytes after the power cut."""
-        data, synced = bytes(self.data), self.synced
-        if world == "all" or data == synced:
-            return data
-        if world == "none" or not data.startswith(synced):
-            return synced
-        kept = rng.randrange(len(synced), len(data))
-        return data[:kept] if world == "torn" else data[:kept] + bytes(len(data) - kept)
-
-
-@dataclass
-class Folder:
-    """A folder's entries: all of them, those of its last fsync, and the changes since, in order."""
-
-    entries: "dict[str, File | Folder]" = field(default_factory=dict)
-    synced: "dict[str, File | Folder]" = field(default_factory=dict)
-    changes: "list[dict[str, File | Folder | None]]" = field(default_factory=list)
-
-    def change(self, **names: "File | Folder | None") -> None:
-        """Add, replace or (None) remove entries in one step."""
-        self.changes.append(names)
-        _apply(self.entries, names)
-
-    def survives(self, world: str, rng: random.Random) -> "dict[str, File | Folder]":
-        """Return the entries after the power cut."""
-        kept = {"none": 0, "all": len(self.changes)}.get(world, rng.randint(0, len(self.changes)))
-        found = dict(self.synced)
-        for names in self.changes[:kept]:
-            _apply(found, names)
-        return found
-
-
-def _apply(entries: dict[str, "File | Folder"], names: dict[str, "File | Folder | None"]) -> None:
-    for name, node in names.items():
-        if node is None:
-            entries.pop(name, None)
-        else:
-            entries[name] = node
-
-
-class Disk:
-    """The run directory on a disk; the directory's own name is safe."""
-
     def __init__(self) -> None:
-        self.root = Folder()
+        self.data, self.synced = b"", b""
 
-    def do(self, operation: Operation) -> None:
-        """Do one recorded operation."""
-        kind, path, argument = operation
-        if not path:
-            if kind == "fsync":
-                _sync(self.root)
-            return
-        *folders, name = path.split("/")
-        folder = self._folder(folders)
-        if kind == "create":
-            folder.change(**{name: File()})
-        elif kind == "mkdir":
-            folder.change(**{name: Folder()})
-        elif kind in ("unlink", "rmdir"):
-            folder.change(**{name: None})
-        elif kind == "rename":
-            *others, new = argument.split("/")
-            node = folder.entries[name]
-            if self._folder(others) is folder:
-                folder.change(**{name: None, new: node})
-            else:
-                self._folder(others).change(**{new: node})
-                folder.change(**{name: None})
-        else:
-            self._change(folder.entries[name], kind, argument)
-
-    def _change(self, node: File | Folder, kind: str, argument: object) -> None:
-        if kind == "fsync":
-            _sync(node)
-            return
-        assert isinstance(node, File)
-        if kind == "truncate":
-            assert isinstance(argument, int)
-            node.data = node.data[:argument].ljust(argument, b"\0")
-        else:
-            assert isinstance(argument, tuple)
-            offset, data = argument
-            node.data[offset : offset + len(data)] = data
-
-    def _folder(self, names: Sequence[str]) -> Folder:
-        found = self.root
-        for name in names:
-            node = found.entries[name]
-            assert isinstance(node, Folder)
-            found = node
-        return found
+    def sync(self) -> None:
+        """Make the bytes safe."""
+        self.synced = self.data
 
     def cut(self, to: Path, world: tuple[str, str], rng: random.Random) -> None:
-        """Write what survives into the folder `to`."""
-        _write(self.root, to, world, rng)
+        """Write the bytes that survive."""
+        kept = self.synced
+        if world[1] == "all":
+            kept = self.data
+        elif world[1] != "none" and self.data.startswith(self.synced) and self.data != self.synced:
+            kept = self.data[: rng.randrange(len(self.synced), len(self.data))]
+            kept = kept if world[1] == "torn" else kept.ljust(len(self.data), b"\0")
+        to.write_bytes(kept)
 
 
-def _sync(node: File | Folder) -> None:
-    if isinstance(node, File):
-        node.synced = bytes(node.data)
-    else:
-        node.synced, node.changes = dict(node.entries), []
+class Folder:
+    """A folder's entries: all of them, those of its last fsync, and the changes since, in order. None: removed."""
 
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+        self.synced: dict[str, Any] = {}
+        self.changes: list[dict[str, Any]] = []
 
-def _write(folder: Folder, to: Path, world: tuple[str, str], rng: random.Random) -> None:
-    to.mkdir()
-    for name, node in folder.survives(world[0], rng).items():
-        if isinstance(node, Folder):
-            _write(node, to / name, world, rng)
+    def change(self, names: dict[str, Any]) -> None:
+        """Add, replace or (None) remove entries in one step."""
+        self.changes.append(names)
+        self.entries.update(names)
+
+    def sync(self) -> None:
+        """Make the names safe."""
+        self.synced, self.changes = dict(self.entries), []
+
+    def cut(self, to: Path, world: tuple[str, str], rng: random.Random) -> None:
+        """Write what survives of this folder, which is the run directory or below it."""
+        kept = {"none": 0, "all": len(self.changes)}.get(world[0], rng.randint(0, len(self.changes)))
+        found = dict(self.synced)
+        for names in self.changes[:kept]:
+            found.update(names)
+        to.mkdir()
+        for name, node in found.items():
+            if node is not None:
+                node.cut(to / name, world, rng)
+
+    def locate(self, path: str) -> tuple["Folder", str]:
+        """Return the folder of a path, and the name in it."""
+        first, slash, rest = path.partition("/")
+        return self.entries[first].locate(rest) if slash else (self, first)
+
+    def do(self, operation: Operation) -> None:
+        """Do one recorded operation below this folder, whose own name is safe."""
+        kind, path, argument = operation
+        folder, name = self.locate(path)
+        node = folder.entries.get(name) if path else self
+        if kind == "fsync":
+            node.sync()
+        elif not path:
+            return
+        elif kind in ("create", "mkdir"):
+            folder.change({name: File() if kind == "create" else Folder()})
+        elif kind in ("unlink", "rmdir"):
+            folder.change({name: None})
+        elif kind == "rename":
+            other, new = self.locate(argument)
+            if other is not folder:
+                other.change({new: node})
+            folder.change({name: None, **({new: node} if other is folder else {})})
+        elif kind == "truncate":
+            node.data = node.data[:argument].ljust(argument, b"\0")
         else:
-            (to / name).write_bytes(node.survives(world[1], rng))
+            offset, data = argument
+            node.data = node.data[:offset].ljust(offset, b"\0") + data + node.data[offset + len(data) :]
+
+
+def disk_after(log: Sequence[Operation]) -> Folder:
+    """Return the run directory as recorded operations leave it."""
+    disk = Folder()
+    for operation in log:
+        disk.do(operation)
+    return disk
 
 
 def promised(log: Sequence[Operation]) -> int | None:
@@ -164,48 +128,35 @@ def promised(log: Sequence[Operation]) -> int | None:
         if kind in ("write", "create", "mkdir", "rename") and goes_on and waiting is not None:
             found, waiting = waiting, None
         if kind == "write" and path == "metrics.jsonl":
-            for line in argument[1].splitlines():
-                row = json.loads(line)
-                if row["kind"] == "eval" and row["split"] == "dev":
-                    waiting = row["step"]
+            for row in map(json.loads, argument[1].splitlines()):
+                waiting = row["step"] if (row["kind"], row.get("split")) == ("eval", "dev") else waiting
     return found
 
 
-def moments(log: Sequence[Operation], rng: random.Random, count: int) -> list[int]:
-    """Return `count` numbers of operations after which the power is cut: half of them beside an fsync."""
-    beside = [i for i, (kind, _, _) in enumerate(log) if kind == "fsync"]
-    beside += [i + 1 for i in beside]
-    chosen = [rng.choice(beside) for _ in range(count // 2)] if beside else []
-    return chosen + [rng.randrange(1, len(log) + 1) for _ in range(count - len(chosen))]
-
-
 def jobs(lab: Lab, seed: int, count: int) -> list[Job]:
-    """Return `count` power cuts, each in one of the worlds."""
-    rng = random.Random(f"{KIND} {seed}")
+    """Return `count` power cuts, each in one of the worlds: half of them beside an fsync."""
+    rng = random.Random(f"power cuts {seed}")
     cases = sorted(lab.log)
-    at = {case: moments(lab.log[case], rng, count) for case in cases}
-    return [
-        _cut(lab, cases[i % len(cases)], at[cases[i % len(cases)]][i], WORLDS[i // len(cases) % len(WORLDS)], i + seed)
-        for i in range(count)
-    ]
+    made: list[Job] = []
+    for number in range(count):
+        case, world = cases[number % len(cases)], WORLDS[number // len(cases) % len(WORLDS)]
+        log = lab.log[case]
+        syncs = [i for i, (kind, _, _) in enumerate(log) if kind == "fsync"]
+        beside = rng.choice(syncs) + rng.randrange(2)
+        moment = beside if rng.random() < 0.5 else rng.randrange(1, len(log) + 1)
+        made.append(partial(_cut, lab, case, max(1, moment), world, number + seed))
+    return made
 
 
-def _cut(lab: Lab, case: str, moment: int, world: tuple[str, str], seed: int) -> Job:
-    def job(server: ForkServer, folder: Path) -> Outcome:
-        disk, log = Disk(), lab.log[case][:moment]
-        for operation in log:
-            disk.do(operation)
-        run = folder / "run"
-        disk.cut(run, world, random.Random(seed))
-        wrong, ends = go_on(lab, case, run, server)
-        step = promised(log)
-        if not wrong and step is not None:
-            resumed = re.search(r"resumed at step (\d+)", ends[1].out + ends[1].err)
-            finished = "is finished" in ends[1].out
-            if not finished and (resumed is None or int(resumed[1]) < step):
-                wrong = f"the evaluation of step {step} was lost: {resumed[0] if resumed else 'began anew'}"
-        last = f"{log[-1][0]} {log[-1][1]}".strip()
-        name = f"{case}: power cut after operation {moment} ({last}); unsynced names: {world[0]}, bytes: {world[1]}"
-        return Outcome(KIND, name, not wrong, wrong or "bitwise identical")
-
-    return job
+def _cut(lab: Lab, case: str, moment: int, world: tuple[str, str], seed: int, folder: Path) -> tuple[str, str]:
+    log, run = lab.log[case][:moment], folder / "run"
+    disk_after(log).cut(run, world, random.Random(seed))
+    wrong, ended = go_on(lab, case, run)
+    step = promised(log)
+    if not wrong and step is not None and "is finished" not in ended.out:
+        resumed = re.search(r"resumed at step (\d+)", ended.out + ended.err)
+        if resumed is None or int(resumed[1]) < step:
+            wrong = f"the evaluation of step {step} was lost: {resumed[0] if resumed else 'began anew'}"
+    last = f"{log[-1][0]} {log[-1][1]}".strip()
+    name = f"{case}: power cut after operation {moment} ({last}); unsynced names: {world[0]}, bytes: {world[1]}"
+    return name, wrong
