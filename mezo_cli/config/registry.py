@@ -119,7 +119,7 @@ REWARDS = Registry(
 )
 ENGINE_OBJECTIVES = Registry(  # what lets an engine compute the forwards of an objective
     "engine",
-    _of("engine.scores", lm="EngineScores", choice="EngineChoices") | _of("engine.answers", generate="EngineAnswers"),
+    _of("engine.objectives", lm="EngineScores", choice="EngineScores", generate="EngineAnswers"),
 )
 # By transformers' model_type; encoders of other families get padded batches.
 ENCODER_FAMILIES = Registry(

@@ -22,6 +22,17 @@ class Block(NamedTuple):
     local_row: int
     local_column: int
 
+    @property
+    def source(self) -> tuple[slice, slice]:
+        """Where it is in the checkpoint tensor."""
+        return slice(self.row, self.row + self.rows), slice(self.column, self.column + self.columns)
+
+    @property
+    def local(self) -> tuple[slice, slice]:
+        """Where it is in the local tensor."""
+        rows, columns = self.local_row + self.rows, self.local_column + self.columns
+        return slice(self.local_row, rows), slice(self.local_column, columns)
+
 
 class LayoutError(ValueError):
     """An engine's tensor is not made of blocks of the checkpoint's, or a tensor is not held whole."""
@@ -58,18 +69,9 @@ def find_blocks(tensor: np.ndarray, row: np.ndarray, column: np.ndarray) -> list
         raise LayoutError("an engine's tensor is not made of blocks of the checkpoint's")
     ends = np.append(local_columns[1:], 0)
     ends[np.append(local_rows[1:] != local_rows[:-1], True)] = tensor.shape[1]
-    runs = np.stack(
-        [
-            tensor[local_rows, local_columns],
-            column[local_rows, local_columns],
-            ends - local_columns,
-            local_columns,
-            local_rows,
-            row[local_rows, local_columns],
-        ],
-        axis=1,
-    ).astype(np.int64)
-    runs = runs[runs[:, 0] > 0]
+    at = local_rows, local_columns
+    runs = np.column_stack([tensor[at], column[at], ends - local_columns, local_columns, local_rows, row[at]])
+    runs = runs[runs[:, 0] > 0].astype(np.int64)
     runs = runs[np.lexsort((runs[:, 4], runs[:, 3]))]
     # Runs one below the other are one block: all but the row are equal, and both rows are the next ones.
     joins = np.zeros(len(runs), dtype=bool)
@@ -84,20 +86,18 @@ def find_blocks(tensor: np.ndarray, row: np.ndarray, column: np.ndarray) -> list
     ]
 
 
-def check_whole(shapes: Sequence[tuple[str, Sequence[int]]], blocks: Iterable[Block]) -> int:
-    """Check that blocks, of all shards together, hold every element of every tensor; return the number of elements.
+def check_whole(shapes: Sequence[tuple[str, Sequence[int]]], blocks: Iterable[Block]) -> None:
+    """Check that blocks, of all shards together, hold every element of every tensor.
 
     A shard holds a block that another one holds too, or one apart from it.
 
     Raises:
         LayoutError: names the first tensor of which elements are missing.
     """
-    areas = {block[:5] for block in blocks}
     counts = [0] * len(shapes)
-    for tensor, _, _, rows, columns in areas:
+    for tensor, _, _, rows, columns in {block[:5] for block in blocks}:
         counts[tensor] += rows * columns
     for (name, shape), count in zip(shapes, counts, strict=True):
         if count != int(np.prod(shape)):
             part = f"{count:,} of the {int(np.prod(shape)):,} elements of {name}"
             raise LayoutError(f"the engine holds {part} in an order that mezo can read")
-    return sum(counts)

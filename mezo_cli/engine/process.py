@@ -1,4 +1,4 @@
-"""Start a server of vLLM that listens on a Unix socket in a folder of its own, and ends with mezo."""
+"""A server of vLLM that mezo starts: it listens on a Unix socket in a folder of its own, and ends with mezo."""
 
 import json
 import os
@@ -8,13 +8,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import mezo_cli
 from mezo_cli.config.own_code import PYTHON, of_server
 from mezo_cli.config.schema import VllmConfig
 from mezo_cli.engine import supervisor
-from mezo_cli.engine.placement import variables_of_rank
+from mezo_cli.engine.server import Server, UnixConnection
 
 PROGRAM = "vllm.entrypoints.openai.api_server"
 EXTENSION = "mezo_cli.engine.shards.Shards"
@@ -27,10 +29,13 @@ VARIABLES = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # for the sampled token after a prompt of the model's greatest length
 }
+BIND, GPUS = "VLLM_CPU_OMP_THREADS_BIND", "CUDA_VISIBLE_DEVICES"
+# What torchrun and the like set for a rank: vLLM would take them for its own.
+OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_NUM_THREADS")
 
 
-class ServerProcess:
-    """A server of vLLM.
+class VllmServer(Server):
+    """A server of vLLM, as soon as it listens.
 
     Args:
         settings: of the engine.
@@ -43,15 +48,12 @@ class ServerProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="mezo-engine-")  # of mode 0700
         folder = Path(self._folder.name)
         self.socket, self._log = folder / "socket", folder / "log"
+        super().__init__(settings, partial(UnixConnection, self.socket, settings.timeout), "vLLM", folder)
         (folder / "packages").mkdir()  # of mezo's environment the server sees this package alone
         (folder / "packages" / "mezo_cli").symlink_to(Path(mezo_cli.__file__).resolve().parent)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        environment |= {**VARIABLES, "PYTHONPATH": str(folder / "packages"), "VLLM_RPC_BASE_PATH": str(folder)}
-        environment["VLLM_SERVER_DEV_MODE" if rank is None else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-        for name, value in variables_of_rank(settings.tensor_parallel).items():
-            environment.pop(name, None)
-            environment |= {} if value is None else {name: value}
         command = [of_server(settings, PYTHON), "-m", PROGRAM, *self._arguments(settings, model, max_length, rank)]
+        own = {**VARIABLES, "PYTHONPATH": str(folder / "packages"), "VLLM_RPC_BASE_PATH": str(folder)}
+        own["VLLM_SERVER_DEV_MODE" if rank is None else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", supervisor.__file__, str(os.getpid()), *command],
@@ -59,9 +61,13 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env=environment,
+                env=environment(settings.tensor_parallel) | own,
                 start_new_session=True,  # Ctrl-C is mezo's alone
             )
+        if not self._listens():
+            why = self.describe_end() or f"it did not listen within engine.timeout={settings.timeout:g} s"
+            self.close()
+            self.fail(why)
 
     def _arguments(self, settings: VllmConfig, model: Path, max_length: int, rank: int | None) -> list[str]:
         options: dict[str, object] = {
@@ -86,15 +92,20 @@ class ServerProcess:
             flags.append("--enable-lora")
         return [*(f"--{name}={value}" for name, value in options.items()), *flags]
 
-    def wait(self, timeout: float) -> bool:
+    def _listens(self) -> bool:
         """Wait until the server listens; return whether it does."""
-        until = time.monotonic() + timeout
+        until = time.monotonic() + self.settings.timeout
         while self._process.poll() is None and time.monotonic() < until:
             with socket.socket(socket.AF_UNIX) as connection:  # vLLM makes the file before it loads the model
                 if connection.connect_ex(str(self.socket)) == 0:
                     return True
             time.sleep(0.1)
         return False
+
+    def start(self, max_length: int) -> str:
+        """Return vLLM's version."""
+        super().start(max_length)
+        return str(self.ask("GET", "/version")["version"])
 
     def describe_end(self) -> str:
         """Return how the process ended, with the first error that it wrote, or else its last line; "" if it runs."""
@@ -112,3 +123,28 @@ class ServerProcess:
         self._process.terminate()
         self._process.wait()
         self._folder.cleanup()
+
+
+def environment(tensor_parallel: int) -> dict[str, str]:
+    """Return the variables for the engine of this rank, or of a process without ranks.
+
+    Of the GPUs that it may see a rank gets the next `tensor_parallel` after those of the ranks before it on this
+    machine, and so many groups of CPUs. Without ranks vLLM chooses, but for CPUs: it wants a NUMA node per process.
+    """
+    given, cpus = os.environ, sorted(os.sched_getaffinity(0))
+    left_out = ("PYTHON", "VIRTUAL_ENV", *(OF_RANKS if "RANK" in given else ()))
+    kept = {key: value for key, value in given.items() if not key.startswith(left_out)}
+    if "RANK" not in given:
+        shared = {} if tensor_parallel == 1 else {BIND: "|".join(cpu_groups(cpus, tensor_parallel))}
+        return shared | kept
+    rank = int(given.get("LOCAL_RANK", given["RANK"]))
+    count = int(given.get("LOCAL_WORLD_SIZE", given["WORLD_SIZE"])) * tensor_parallel
+    own = slice(rank * tensor_parallel, (rank + 1) * tensor_parallel)
+    gpus = given[GPUS].split(",") if GPUS in given else list(map(str, range(count)))
+    return kept | {BIND: "|".join(cpu_groups(cpus, count)[own]), GPUS: ",".join(gpus[own])}
+
+
+def cpu_groups(cpus: Sequence[int], count: int) -> list[str]:
+    """Share CPUs among processes: one text per process, `0,1`. With fewer CPUs than processes some are shared."""
+    size = max(1, len(cpus) // count)
+    return [",".join(map(str, cpus[i * size % len(cpus) :][:size])) for i in range(count)]

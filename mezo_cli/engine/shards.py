@@ -6,6 +6,7 @@ theta are held in float32, apart from the weights that the engine computes with:
 rounding adds up. The arithmetic is that of `perturb.noise`: the shards stay bitwise identical to mezo's own theta.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,7 +52,7 @@ class Shards:
         """
         self._mezo_tensors = [(name, tuple(shape)) for name, shape in tensors]
         self._mezo_noise = make_noise(noise)
-        self._mezo_held: list[tuple[Tensor, Tensor, list[Block]]] = []  # (weights, theta, blocks), as matrices
+        self._mezo_held: list[tuple[Tensor, Tensor, Block]] = []  # (weights, theta, block): [block's rows, columns]
         model = self.model_runner.get_model()
         params = dict(model.named_parameters())
         weights = {name: p.data for name, p in params.items()}
@@ -63,13 +64,11 @@ class Shards:
             loaded.append({name: _matrix(p.data).to(torch.int32).cpu().numpy() for name, p in params.items()})
         for name, p in params.items():
             p.data = weights[name]
-            try:
-                blocks = find_blocks(*(of[name] for of in loaded))
-            except LayoutError:
-                continue
-            if blocks:
-                self._mezo_held.append((_matrix(p.data), _matrix(p.data).float().clone(), blocks))
-        return [list(block) for _, _, blocks in self._mezo_held for block in blocks]
+            with contextlib.suppress(LayoutError):
+                for block in find_blocks(*(of[name] for of in loaded)):
+                    held = _matrix(p.data)[block.local]
+                    self._mezo_held.append((held, held.float().clone(), block))
+        return [list(block) for _, _, block in self._mezo_held]
 
     def _mezo_coordinates(self, what: str) -> Iterator[tuple[str, Tensor]]:
         """Yield the checkpoint's tensors with each element's tensor number, row or column, counted from 1.
@@ -88,28 +87,24 @@ class Shards:
             yield name, values.reshape(shape).contiguous()
 
     @torch.inference_mode()
-    def mezo_perturb(self, direction: Sequence[int], c: float) -> None:
-        """Let the engine compute with theta + c z."""
-        for weights, theta, blocks in self._mezo_held:
-            for of_local, z in self._mezo_draw(blocks, Direction(*direction)):
-                weights[of_local] = theta[of_local] + z * float(np.float32(c))
-
-    @torch.inference_mode()
-    def mezo_restore(self) -> None:
-        """Let the engine compute with theta."""
-        for weights, theta, blocks in self._mezo_held:
-            for block in blocks:
-                weights[_local(block)] = theta[_local(block)]
+    def mezo_perturb(self, direction: Sequence[int] | None = None, c: float = 0.0) -> None:
+        """Let the engine compute with theta + c z, or with theta if there is no direction."""
+        for weights, theta, block in self._mezo_held:
+            if direction is None:
+                weights.copy_(theta)
+                continue
+            for rows, z in self._mezo_draw(block, direction):
+                weights[rows] = theta[rows] + z * float(np.float32(c))
 
     @torch.inference_mode()
     def mezo_update(self, terms: Sequence[tuple[Sequence[int], float]], decays: Sequence[float]) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order (`Noise.update_`)."""
         for (direction, coefficient), decay in zip(terms, decays, strict=True):
-            for _, theta, blocks in self._mezo_held:
-                for of_local, z in self._mezo_draw(blocks, Direction(*direction)):
+            for _, theta, block in self._mezo_held:
+                for rows, z in self._mezo_draw(block, direction):
                     cz = z * float(np.float32(coefficient))
-                    theta[of_local] = add_to_decayed(theta[of_local], cz, decay, in_float64=True)
-        self.mezo_restore()
+                    theta[rows] = add_to_decayed(theta[rows], cz, decay, in_float64=True)
+        self.mezo_perturb()
 
     @torch.inference_mode()
     def mezo_load(self, path: str) -> None:
@@ -117,56 +112,25 @@ class Shards:
         from safetensors import safe_open
 
         with safe_open(path, "pt") as file:
-            for _, theta, blocks in self._mezo_held:
-                for block in blocks:
-                    whole = _matrix(file.get_tensor(self._mezo_tensors[block.tensor][0]))
-                    theta[_local(block)] = whole[_source(block)].to(theta.device)
-        self.mezo_restore()
+            for _, theta, block in self._mezo_held:
+                theta.copy_(_matrix(file.get_tensor(self._mezo_tensors[block.tensor][0]))[block.source])
+        self.mezo_perturb()
 
-    @torch.inference_mode()
     def mezo_digests(self) -> list[tuple[list[int], str]]:
         """Return the SHA-256 of each block of theta, as its float32 values in rows."""
-        return [
-            (list(block), digest(theta[_local(block)].cpu().numpy()))
-            for _, theta, blocks in self._mezo_held
-            for block in blocks
-        ]
+        return [(list(block), digest(theta.cpu().numpy())) for _, theta, block in self._mezo_held]
 
-    def _mezo_draw(self, blocks: Sequence[Block], direction: Direction) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
-        """Yield z of blocks, part by part, each with where it is in the local tensor.
-
-        A block that is some columns of a matrix draws the whole rows.
-        """
-        device = self._mezo_held[0][0].device
-        for block in blocks:
-            name, shape = self._mezo_tensors[block.tensor]
-            width = as_matrix(shape)[1]
-            if block.rows == 1:
-                first = block.row * width + block.column
-                z = self._mezo_noise.z(direction, name, shape, device, first, first + block.columns)
-                yield _local(block), z.view(1, -1)
-                continue
-            size = max(1, PART // width)
-            for start in range(0, block.rows, size):
-                rows = min(size, block.rows - start)
-                first = (block.row + start) * width
-                z = self._mezo_noise.z(direction, name, shape, device, first, first + rows * width).view(rows, width)
-                part = block._replace(local_row=block.local_row + start, rows=rows)
-                yield _local(part), z[:, block.column : block.column + block.columns]
+    def _mezo_draw(self, block: Block, direction: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
+        """Yield z of a block, part by part, each with its rows in the block. A part is cut from whole rows."""
+        name, shape = self._mezo_tensors[block.tensor]
+        width, device = as_matrix(shape)[1], self._mezo_held[0][0].device
+        size = max(1, PART // width)
+        for start in range(0, block.rows, size):
+            rows = min(size, block.rows - start)
+            first = (block.row + start) * width
+            z = self._mezo_noise.z(Direction(*direction), name, shape, device, first, first + rows * width)
+            yield slice(start, start + rows), z.view(rows, width)[:, block.column : block.column + block.columns]
 
 
 def _matrix(tensor: Tensor) -> Tensor:
     return tensor.view(as_matrix(tensor.shape))
-
-
-def _local(block: Block) -> tuple[slice, slice]:
-    """Return where a block is in its local tensor."""
-    return (
-        slice(block.local_row, block.local_row + block.rows),
-        slice(block.local_column, block.local_column + block.columns),
-    )
-
-
-def _source(block: Block) -> tuple[slice, slice]:
-    """Return where a block is in its checkpoint tensor."""
-    return slice(block.row, block.row + block.rows), slice(block.column, block.column + block.columns)

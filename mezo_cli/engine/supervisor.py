@@ -1,10 +1,11 @@
-"""Run a server as long as mezo runs: `python supervisor.py PID COMMAND...`, where PID is that of mezo.
+"""Run a server as long as mezo runs: `python supervisor.py PID COMMAND...`, in its folder, where PID is that of mezo.
 
 The server and all that it starts are one group of processes, which ends with mezo, also when that is killed.
 """
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ def main() -> None:
     with contextlib.suppress(ProcessLookupError):  # what is left of its group
         os.killpg(server.pid, signal.SIGKILL)
     status = server.wait()
+    if os.getppid() != parent:  # else mezo removes the folder, when it has read the log there
+        shutil.rmtree(os.getcwd(), ignore_errors=True)
     sys.exit(status if status >= 0 else 128 - status)
 
 

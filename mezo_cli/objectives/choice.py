@@ -9,7 +9,7 @@ A prompt is computed once for all of its candidates (decoder.py).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,7 @@ VALUES = ("cross_entropy", "right", "lm_loss", "tokens")
 
 
 class Choice(Objective):
-    """Scores the candidates of each row.
-
-    Attributes:
-        engine: what computes `log_probs` instead of the model: an inference engine; None: the model.
-    """
+    """Scores the candidates of each row."""
 
     model_kind = CAUSAL_LM
     encoder_class = ChoiceEncoder
@@ -47,15 +43,14 @@ class Choice(Objective):
         assert isinstance(config.objective, ChoiceConfig)
         self._own, model = config.objective, loaded.model
         self.loss_from_counts = self._own.loss == "lm"
-        self.engine: Callable[[Batch], Tensor] | None = None
-        self._scorer = CandidateScorer(model, forward, _texts_of, "choice", normalizes_first=True)
-        self.supports_paired_forward, self.frozen = self._scorer.is_packed, self._scorer.frozen
+        self.scorer = CandidateScorer(model, forward, _texts_of, "choice", normalizes_first=True)
+        self.supports_paired_forward, self.frozen = self.scorer.is_packed, self.scorer.frozen
 
     # --- batches ---
 
     def lay_out(self, rows: Sequence[ChoiceRow]) -> Arrays:
         """Lay out prompts and candidates for one forward; and `right`: bool [rows, most candidates]."""
-        arrays = self._scorer.lay_out(rows)
+        arrays = self.scorer.lay_out(rows)
         right = np.zeros(arrays["counts"].shape, dtype=bool)
         for of_row, row in zip(right, rows, strict=True):
             of_row[list(row.right)] = True
@@ -74,7 +69,7 @@ class Choice(Objective):
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Return the sum of each candidate's log-probabilities, 0 where a row has fewer: float64 [signs, rows, n]."""
-        return self._scorer.log_probs(batch) if self.engine is None else self.engine(batch)
+        return self.scorer.log_probs(batch)
 
     def scores(self, batch: Batch, log_probs: Tensor | None = None) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""

@@ -60,6 +60,7 @@ class CandidateScorer:
         head: the linear layer over the vocabulary. Where `peft` trains a copy of it, that copy: it computes.
         is_packed: whether its batches are packed, and one forward can compute both signs.
         frozen: its lowest layers, if it is packed.
+        engine: what computes `log_probs` instead of the model: an inference engine; None: the model.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class CandidateScorer:
         head = head.modules_to_save["default"] if hasattr(head, "original_module") else head
         if not isinstance(head, nn.Linear):
             raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective={objective} needs one")
-        self.head, self._model, self._forward, self._read = head, model, forward, read
-        self._normalizes_first, self._whole_vocabulary = normalizes_first, False
+        self.head, self._model, self._forward, self.read = head, model, forward, read
+        self.normalizes_first, self._whole_vocabulary = normalizes_first, False
+        self.engine: Callable[[Batch], Tensor] | None = None
         self._batch: Batch | None = None
         self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
         self.is_packed, self.frozen = packs_decoder(model), None
@@ -92,7 +94,7 @@ class CandidateScorer:
             tokens of each candidate, [rows, most candidates, most tokens], of which the first `counts` are valid,
             [rows, most candidates].
         """
-        texts = [self._read(row) for row in rows]
+        texts = [self.read(row) for row in rows]
         starts = [distinct_starts(candidates) for _, candidates, _ in texts]
         read = [(prompt, of_row) for (prompt, _, _), (of_row, _) in zip(texts, starts, strict=True)]
         arrays, place = (pack if self.is_packed else pad)(read)
@@ -105,7 +107,7 @@ class CandidateScorer:
                 slots[i, j, :count] = range(len(tokens), len(tokens) + count)
                 before = range(len(ids) - count, len(ids))
                 positions += [place(i, *places[tuple(ids[:n])]) for n in before]
-                normalizes += [n > 0 or self._normalizes_first for n in before]
+                normalizes += [n > 0 or self.normalizes_first for n in before]
                 tokens += ids[len(ids) - count :]
         read_at, read_of = np.unique(positions, return_inverse=True)
         head_rows, token_of = np.unique(tokens, return_inverse=True)
@@ -126,6 +128,8 @@ class CandidateScorer:
 
         Under both signs of a perturbation in one paired forward, if the batch is packed.
         """
+        if self.engine is not None and not self._whole_vocabulary:
+            return self.engine(batch)
         if self.frozen is not None:
             return self.frozen.logits(batch)
         scores: Tensor = self._model(**self._inputs_of(batch)).logits
@@ -140,7 +144,7 @@ class CandidateScorer:
             self._whole_vocabulary = False
 
     def _tokens_of(self, row: Any) -> int:
-        prompt, candidates, _ = self._read(row)
+        prompt, candidates, _ = self.read(row)
         return len(prompt) + sum(map(len, distinct_starts(candidates)[0]))
 
     def _inputs_of(self, batch: Batch) -> dict[str, Any]:

@@ -6,7 +6,7 @@ each word is a single token, only the last position goes through the head, and o
 computed. The further tokens of a word are normalized over the whole vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,6 @@ class Lm(Classification):
     """The label words' log-probabilities after the prompt, without the prompt's normalizer.
 
     `label_ids` are the tokens of each label's word, in label order: the candidates of every row.
-
-    Attributes:
-        engine: what computes `logits` instead of the model: an inference engine; None: the model.
     """
 
     model_kind = CAUSAL_LM
@@ -36,12 +33,11 @@ class Lm(Classification):
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        self.engine: Callable[[Batch], Tensor] | None = None
         lengths = list(map(len, self.label_ids))
-        self._scorer = CandidateScorer(
+        self.scorer = CandidateScorer(
             loaded.model, forward, lambda row: (row.input_ids, self.label_ids, lengths), "lm", normalizes_first=False
         )
-        self.supports_paired_forward, self.frozen = self._scorer.is_packed, self._scorer.frozen
+        self.supports_paired_forward, self.frozen = self.scorer.is_packed, self.scorer.frozen
 
     @classmethod
     def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
@@ -54,24 +50,24 @@ class Lm(Classification):
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
         """Lay out prompts and label words for one forward."""
-        return self._scorer.lay_out(rows)
+        return self.scorer.lay_out(rows)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
-        return self._scorer.log_probs(batch).float().squeeze(0) if self.engine is None else self.engine(batch)
+        return self.scorer.log_probs(batch).float().squeeze(0)
 
     def fits_paired_forward(self, batch: Batch) -> bool:
         """Return whether one forward should compute both signs; an engine makes batches of its own."""
-        return self.engine is not None or super().fits_paired_forward(batch)
+        return self.scorer.engine is not None or super().fits_paired_forward(batch)
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the logits of every token after the prompt, float32 [rows, tokens]."""
-        return self._scorer.vocabulary_logits(batch).squeeze(0)
+        return self.scorer.vocabulary_logits(batch).squeeze(0)
 
     def output_layer(self) -> tuple[nn.Linear, Tensor]:
         """Return the head, and its rows of the label words, in label order."""
         for index, word in enumerate(self.label_ids):
             if len(word) > 1:
                 raise UserError(f"a linear probe needs label words of one token each, and number {index + 1} has more")
-        head = self._scorer.head
+        head = self.scorer.head
         return head, torch.tensor([word[0] for word in self.label_ids]).to(head.weight.device)

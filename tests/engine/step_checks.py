@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mezo_cli.engine.answers import own_log_probs, with_last_tokens_scored
+from mezo_cli.engine.objectives import own_log_probs, with_last_tokens_scored
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.noise import Direction
 

@@ -2,18 +2,17 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
-from mezo_cli.engine import adapter_files
-from mezo_cli.engine.placement import cpu_groups, variables_of_rank
+from mezo_cli.config.compose import build_config
+from mezo_cli.engine import process
+from mezo_cli.models.download import fetch
 from tests.command_line import environment, mezo
 from tests.engine.fake_server import program
 from tests.engine.step_checks import losses_and_metrics
@@ -55,7 +54,7 @@ def test_a_program_that_starts_no_server_is_one_line(tmp_path: Path) -> None:
     words = [*WORDS, "engine=vllm", f"hydra.run.dir={tmp_path / 'run'}"]
     assert "engine=vllm needs engine.python (or MEZO_ENGINE_PYTHON)" in mezo("train", *words).err
     line = mezo("train", *words, f"engine.python={sys.executable}").err.splitlines()[-1]
-    assert line.startswith("error: engine=vllm cannot be started: its process ended with status 1: ")
+    assert line.startswith("error: engine=vllm failed: its process ended with status 1: ")
     assert "No module named 'vllm" in line
 
 
@@ -63,20 +62,15 @@ PARENT = """
 import sys
 from pathlib import Path
 from mezo_cli.config.schema import VllmConfig
-from mezo_cli.engine.process import ServerProcess
-process = ServerProcess(VllmConfig(name="vllm", python=sys.argv[1]), Path(sys.argv[2]), 64, 8)
-assert process.wait(120), process.describe_end()
-print(process.socket, flush=True)
+from mezo_cli.engine.process import VllmServer
+server = VllmServer(VllmConfig(name="vllm", python=sys.argv[1]), Path(sys.argv[2]), 64, 8)
+print(server.socket, flush=True)
 sys.stdin.read()
 """
 
 
-def test_no_process_of_the_server_outlives_mezo(tmp_path: Path) -> None:
-    from mezo_cli.config.compose import build_config
-    from mezo_cli.models.download import fetch
-
-    model = str(fetch(build_config(WORDS).model))
-    command = [sys.executable, "-c", PARENT, str(program(tmp_path)), model]
+def test_nothing_of_the_server_outlives_mezo(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(program(tmp_path)), str(fetch(build_config(WORDS).model))]
     with subprocess.Popen(
         command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -86,36 +80,23 @@ def test_no_process_of_the_server_outlives_mezo(tmp_path: Path) -> None:
         assert socket.parent.stat().st_mode & 0o777 == 0o700
         started = psutil.Process(parent.pid).children(recursive=True)
         assert len(started) >= 3  # the supervisor, the server, and what that has started
-        assert not any(process.net_connections("inet") for process in started)
+        assert not any(one.net_connections("inet") for one in started)
         parent.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(started, timeout=10)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-    shutil.rmtree(socket.parent)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    assert not socket.parent.exists()
 
 
 def test_processes_share_the_gpus_and_cpus_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpu_groups([0, 1, 2, 3], 2) == ["0,1", "2,3"]
-    assert cpu_groups([5], 2) == ["5", "5"]
+    assert process.cpu_groups([0, 1, 2, 3], 2) == ["0,1", "2,3"]
+    assert process.cpu_groups([5], 2) == ["5", "5"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     for name, value in {"RANK": 5, "LOCAL_RANK": 1, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    placed = variables_of_rank(2)
-    assert (placed["CUDA_VISIBLE_DEVICES"], placed["VLLM_CPU_OMP_THREADS_BIND"], placed["RANK"]) == ("6,7", "2|3", None)
+    monkeypatch.setenv(process.GPUS, "4,5,6,7")
+    placed = process.environment(2)
+    assert (placed[process.GPUS], placed[process.BIND]) == ("6,7", "2|3")
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(placed)
     monkeypatch.delenv("RANK")
-    assert variables_of_rank(1) == {}
-    assert variables_of_rank(2) == {"VLLM_CPU_OMP_THREADS_BIND": "0,1|2,3"}
-
-
-def test_what_does_not_fit_in_memory_is_written_to_the_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(adapter_files, "MEMORY", tmp_path)
-    free = shutil.disk_usage(tmp_path).free
-    with adapter_files.scratch_folder("small-", free // 4) as folder:
-        assert Path(folder).parent == tmp_path
-    with adapter_files.scratch_folder("large-", free) as folder:
-        assert Path(folder).parent == Path(tempfile.gettempdir())
-    monkeypatch.setattr(adapter_files, "MEMORY", tmp_path / "nothing")
-    with adapter_files.scratch_folder("none-", 1) as folder:
-        assert Path(folder).parent == Path(tempfile.gettempdir())
+    assert process.BIND not in process.environment(1)
+    assert process.environment(2)[process.BIND] == "0,1|2,3"

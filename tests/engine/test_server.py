@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import OpenAiConfig
 from mezo_cli.config.stored import from_yaml, to_yaml
-from mezo_cli.engine.server import DIALECTS, EngineFailed, EngineServer
+from mezo_cli.engine.server import Server, SGLang, server_at
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from tests.command_line import error_line, mezo
@@ -19,18 +20,17 @@ pytestmark = [pytest.mark.usefixtures("eager"), pytest.mark.usefixtures("in_tmp_
 OPENAI = "engine=openai"
 
 
-def failure(url: str, folder: Path | None = None, rank: int = 8, **settings: object) -> str:
-    """The line with which a start by a server fails, or its first adapter."""
-    with pytest.raises(EngineFailed) as error:  # noqa: PT012
-        server = EngineServer.at(OpenAiConfig(name="openai", timeout=5.0, **settings), url)  # type: ignore[arg-type]
-        try:
-            server.submit("start", max_length=100)()
-            assert folder is not None
-            folder.mkdir()
-            (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
-            server.submit("score", prompts=[], tokens=[], weights=[{"adapter": str(folder), "keep": True}])()
-        finally:
-            server.close()
+def server_of(url: str, folder: Path, **settings: Any) -> Server:
+    return server_at(OpenAiConfig(name="openai", timeout=5.0, url=url, adapter_dir=str(folder), **settings))
+
+
+def failure(url: str, folder: Path, rank: int = 8) -> str:
+    """The line with which the start by a server fails, or the load of an adapter of this rank."""
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    with pytest.raises(UserError) as error:  # noqa: PT012
+        server = server_of(url, folder)
+        server.start(100)
+        server.ask("POST", server.paths.load, {"lora_name": "a", "lora_path": str(folder)})
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -39,32 +39,24 @@ def test_each_mistake_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("MEZO_ENGINE_KEY", raising=False)
     with serving() as server:
         url = server.url
-        assert "LoRA rank 32 is greater than max_lora_rank 16" in failure(url, tmp_path / "large", 32)
-        monkeypatch.setattr(
-            FakeServer, "_load", lambda self, name, folder: (404, {"error": {"message": "No adapter found"}})
-        )
-        assert "engine.adapter_dir is a folder that both see" in failure(url, tmp_path / "unseen")
-    assert "cannot be reached" in failure(url)
+        assert "LoRA rank 32 is greater than max_lora_rank 16" in failure(url, tmp_path, 32)
+        answer = 404, {"error": {"message": "No adapter found"}}
+        monkeypatch.setattr(FakeServer, "_load", lambda self, name, folder: answer)
+        assert "engine.adapter_dir is a folder that both see" in failure(url, tmp_path)
+    assert "cannot be reached" in failure(url, tmp_path)
     with serving(room=99) as server:
-        assert "takes texts of 99 tokens, and this run has some of 100" in failure(server.url)
+        assert "takes texts of 99 tokens, and this run has some of 100" in failure(server.url, tmp_path)
     with serving(loads=False) as server:
-        assert "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in failure(
-            server.url, tmp_path / "adapter"
-        )
+        line = failure(server.url, tmp_path)
+        assert "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in line
     with serving(key="secret") as server:
-        assert "give it as MEZO_ENGINE_KEY" in failure(server.url)
+        assert "give it as MEZO_ENGINE_KEY" in failure(server.url, tmp_path)
         monkeypatch.setenv("MEZO_ENGINE_KEY", "secret")
-        engine = EngineServer.at(OpenAiConfig(name="openai"), server.url)
-        assert engine.submit("start", max_length=10)()["blocks"] == []
-        engine.close()
-    assert "needs engine.allow_remote=true" in failure("http://192.0.2.1:8000")
-    assert "without a name or a password" in failure("http://name:secret@127.0.0.1")
-    assert "give http://HOST:PORT" in failure("127.0.0.1:8000")
-
-
-def test_another_machine_is_asked_only_where_that_is_allowed() -> None:
-    config = OpenAiConfig(name="openai", allow_remote=True)
-    EngineServer.at(config, "http://192.0.2.1:1").close()  # nothing is asked yet
+        assert server_of(server.url, tmp_path).start(10).endswith(", tiny")
+    assert "needs engine.allow_remote=true" in failure("http://192.0.2.1:8000", tmp_path)
+    server_of("http://192.0.2.1:1", tmp_path, allow_remote=True)  # nothing is asked yet
+    assert "without a name or a password" in failure("http://name:secret@127.0.0.1", tmp_path)
+    assert "give http://HOST:PORT" in failure("127.0.0.1:8000", tmp_path)
 
 
 def test_where_weights_and_prompts_go_is_stored_nowhere(tmp_path: Path) -> None:
@@ -96,6 +88,6 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_sglang_gets_its_own_request() -> None:
     """It was never run: this is what its documentation says."""
-    body = DIALECTS["sglang"].body("m", "a", [1, 2], {"max_tokens": 3, "seed": 4, "temperature": 0.0})
+    body = SGLang().request("a", [1, 2], {"max_tokens": 3, "seed": 4, "temperature": 0.0})
     sampling = {"max_new_tokens": 3, "sampling_seed": 4, "temperature": 0.0, "ignore_eos": True}
     assert body == {"input_ids": [1, 2], "lora_path": "a", "sampling_params": sampling}

@@ -1,25 +1,66 @@
-"""What objective generate asks an engine for: completions of prompts, and the log-probabilities of answers."""
+"""What each objective asks an engine for: log-probabilities of labels and candidates, completions of prompts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.engine.engine import Engine
-from mezo_cli.engine.members import Members, token_scores
+from mezo_cli.engine.members import Members
 from mezo_cli.models.decoding import Completion, CompletionText, Sampling
+from mezo_cli.objectives.choice import Choice
 from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.decoder import CandidateScorer, sum_of_candidates
 from mezo_cli.objectives.generation import Generation
+from mezo_cli.objectives.lm import Lm
+from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.tasks.generate import PromptRow
 
+Scored = TypeVar("Scored", Lm, Choice)
 SCORED = 16  # tokens of a row whose scores are compared with the model's own
 
 
+class EngineScores:
+    """Lets an engine score the label words of objective lm and the candidates of choice; both signs in one request."""
+
+    @staticmethod
+    def longest(own: Lm | Choice, rows: Sequence[Any]) -> int:
+        """Return the tokens of the longest prompt with its longest candidate, whose last token is only scored."""
+        return max(len(ids) for ids, _ in texts_of(own.scorer, rows)) - 1
+
+    @staticmethod
+    def attach(own: Scored, engine: Engine, rows: Sequence[Any]) -> Scored:
+        """Let an engine score the candidates of an objective; compare some scores when it has just started."""
+        members, scorer = engine.attach(own.loaded, own.forward), own.scorer
+
+        def by_engine(batch: Batch) -> Tensor:
+            texts = texts_of(scorer, batch.rows)
+            return sum_of_candidates(in_float64(members.token_scores(texts).to(batch.labels.device)), batch.layout)
+
+        def comparable(scores: Tensor) -> Tensor:  # the model's own may be without the prompt's normalizer
+            return scores if scorer.normalizes_first else scores.log_softmax(-1)
+
+        batch = own.collate(rows)
+        engine.check(
+            own.forward, lambda: comparable(scorer.log_probs(batch)), lambda: comparable(by_engine(batch)), len(rows)
+        )
+        scorer.engine = by_engine
+        return own
+
+
+def texts_of(scorer: CandidateScorer, rows: Sequence[Any]) -> list[tuple[list[int], int]]:
+    """Return each row's prompt with each of its candidates, and how many tokens of it, at the end, are scored."""
+    texts = list[tuple[list[int], int]]()
+    for prompt, candidates, counts in map(scorer.read, rows):
+        texts += [([*prompt, *ids], count) for ids, count in zip(candidates, counts, strict=True)]
+    return texts
+
+
 class EngineAnswers:
-    """An engine's answers, with the weights that are active in the session's forwards.
+    """An engine's completions of prompts and scores of answers, for objective generate.
 
     Where a completion ends, and what its text is, is decided here by the tokens, as without an engine.
     """
@@ -58,16 +99,14 @@ class EngineAnswers:
     def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Complete each prompt; with a temperature by the engine's random numbers of the prompt's seed."""
         text = CompletionText(self._tokenizer, sampling.stop, sampling.keep_stop)
-        of_signs = self._members.ask(
-            "generate",
-            prompts=[list(prompt) for prompt in prompts],
-            seeds=list(seeds),
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            stop=list(sampling.stop),
-            ends=sorted(self._ends),
-        )
-        return [self._completion(ids, text, sampling.max_new_tokens) for ids in of_signs[0]]
+        common = {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "stop": list(sampling.stop),
+            "stop_token_ids": sorted(self._ends),
+        }
+        (of_all,) = self._members.ask(list(prompts), [{**common, "seed": seed} for seed in seeds])
+        return [self._completion(ids, text, sampling.max_new_tokens) for ids in of_all]
 
     def _completion(self, ids: list[int], text: CompletionText, limit: int) -> Completion:
         """Return the completion that ends where one without an engine ends: it may find a stop text later."""
@@ -80,15 +119,14 @@ class EngineAnswers:
 
     def log_probs(self, rows: Sequence[PromptRow]) -> list[Tensor]:
         """Return the log-probability of each token of each row's answer: float64 [tokens] per row."""
-        texts = [(row.text, len(row.answer_ids)) for row in rows]
-        (of_all,) = token_scores(self._members, texts).double()
-        return list(of_all.split([len(row.answer_ids) for row in rows]))
+        lengths = [len(row.answer_ids) for row in rows]
+        (of_all,) = self._members.token_scores([(row.text, len(row.answer_ids)) for row in rows]).double()
+        return list(of_all.split(lengths))
 
 
 def with_last_tokens_scored(row: PromptRow) -> PromptRow:
     """Return a row whose answer is the last tokens of its prompt and answer; a text of one token is taken twice."""
-    text = row.text
-    text = text if len(text) > 1 else text * 2
+    text = row.text if len(row.text) > 1 else row.text * 2
     begin = max(1, len(text) - SCORED)
     return replace(row, input_ids=text[:begin], answer_ids=text[begin:], skipped=(0, 0))
 
