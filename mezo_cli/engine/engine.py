@@ -11,10 +11,9 @@ from torch import Tensor
 
 from mezo_cli.config.registry import ENGINE_OBJECTIVES
 from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
-from mezo_cli.engine.members import Members
+from mezo_cli.engine.members import Adapters, Members, WorkerWeights
 from mezo_cli.engine.process import VllmServer
 from mezo_cli.engine.server import Server, server_at
-from mezo_cli.engine.weights import Adapters, WorkerWeights
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch
@@ -49,7 +48,6 @@ class Engine:
         self.config, self._settings, self._max_length = config, settings, max_length
         self.record: dict[str, Any] = {"name": settings.name}
         self._members: Members | None = None
-        self._weights: Adapters | WorkerWeights | None = None
         self._server: Server
         if isinstance(settings, OpenAiConfig):
             self._server = server_at(settings)
@@ -67,8 +65,7 @@ class Engine:
             sharded = f" in {processes} processes" if processes != 1 else ""
             log.info("engine %s %s, %s%s", engine.name, self.record["version"], engine.dtype, sharded)
         by = Adapters if self.config.peft.name == "lora" else WorkerWeights
-        self._weights = by(server, loaded, forward.params)
-        self._members = Members(forward, self._weights.ask, self._weights.at_once)
+        self._members = by(server, forward, loaded)
         return self._members
 
     def serve(self, session: Any, rows: Sequence[Any]) -> None:
@@ -124,36 +121,25 @@ class Engine:
         )
 
     def update(self, optimizer: Optimizer, step: int, result: StepResult) -> None:
-        """Follow an update of the session's weights: that of step number `step` (from 0).
-
-        Raises:
-            RunFailed: when the engine has ended.
-        """
-        assert self._weights is not None
+        """Follow an update of the session's weights: that of step number `step` (from 0)."""
         assert self._members is not None
-        self._members.forget()
-        self._weights.follow(optimizer, (step, result.recorded, result.lr))
+        self._members.follow(optimizer, (step, result.recorded, result.lr))
 
     def check_weights(self, params: Params) -> None:
-        """Check that the engine's weights, where it keeps some, are bitwise identical to `params`.
-
-        Raises:
-            RunFailed: when they are not, or when the engine has ended.
-        """
-        if isinstance(self._weights, WorkerWeights):
-            self._weights.check(params)
+        """Check that the engine's weights, where it keeps some, are bitwise identical to `params`."""
+        assert self._members is not None
+        self._members.check(params)
 
     def release(self) -> None:
         """Let go of the session whose scores were computed last: its weights are needed no more."""
         if self._members is not None:
             self._members.forget()
-        if self._weights is not None:
-            self._weights.close()
-        self._members, self._weights = None, None
+            self._members.close()
+        self._members = None
 
     def close(self) -> None:
         """Let go of the server and remove what was written for it."""
         self._server.cancel()
-        if self._weights is not None:
-            self._weights.close()
+        if self._members is not None:
+            self._members.close()
         self._server.close()
