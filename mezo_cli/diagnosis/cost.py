@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from mezo_cli import system
-from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration
-from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, Deadline, Section, count, percent
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.models.parameter_names import count_parameters, format_names
 from mezo_cli.optim import optimizer_class
 from mezo_cli.training.loop import TRAIN_ROWS
+from mezo_cli.training.prepare import Prepared
 from mezo_cli.training.session import Session
 
 TITLE = "cost"
@@ -25,42 +25,25 @@ STEPS = 5  # that are timed in each dtype, after one that is not
 CLEARLY = 1.15  # times the seconds of the other dtype
 
 
-def check(
-    session: Session,
-    rows: Mapping[str, Sequence[Any]],
-    sampler: BatchSampler,
-    unreachable: Mapping[str, int],
-    loading: float,
-    jobs: Sequence[Config],
-    deadline: Deadline,
-) -> Section:
-    """Measure steps and an evaluation within the time limit, and add up the time of all jobs.
-
-    Args:
-        session: only the parameters that reach the loss are trainable in it.
-        rows: of all splits.
-        sampler: of the training rows.
-        unreachable: name -> number of scalars, of the parameters that do not reach the loss.
-        loading: seconds that loading took.
-        jobs: what will be run; the session is of the first one.
-        deadline: for all of it.
-    """
-    section = Section(TITLE)
-    report_trainable(section, session, unreachable)
+def check(prepared: Prepared, loading: float, jobs: Sequence[Config], deadline: Deadline) -> Section:
+    """Measure steps and an evaluation of the first job, which was prepared in `loading` seconds; add up all jobs."""
+    section, session, dev = Section(TITLE), prepared.session, prepared.rows["dev"]
+    report_trainable(section, session, prepared.unreachable)
     costs: dict[str, dict[str, Any]] = {}
     if session.config.steps:
-        costs = measure_steps(session, rows["train"], sampler, deadline)
+        costs = measure_steps(prepared, deadline)
         judge_speed(section, costs, session.config)
         section.cut += [f"a step in {dtype}" for dtype in DTYPES if dtype not in costs]
     session.forward.set_compute_dtype(session.loaded.compute_dtype)
     own = costs.get(session.config.model.compute_dtype)
-    counts = {name: len(some) for name, some in rows.items()}
-    size = min(session.config.eval_batch_size, len(rows["dev"]))
+    pass_seconds = own["seconds"] / own["passes"] if own else 0.0
+    size = min(session.config.eval_batch_size, len(dev))
     start = time.perf_counter()
     with torch.no_grad():
-        some = session.objective.collate([rows["dev"][i * len(rows["dev"]) // size] for i in range(size)])
-        session.objective.measure(some)[0].cpu()
-    _report_plan(section, counts, jobs, own, loading, (time.perf_counter() - start) / size)
+        session.objective.measure(session.objective.collate([dev[i * len(dev) // size] for i in range(size)]))[0].cpu()
+    row_seconds = (time.perf_counter() - start) / size
+    counts = {name: len(some) for name, some in prepared.rows.items()}
+    _report_plan(section, counts, jobs, loading, pass_seconds, row_seconds)
     return section
 
 
@@ -86,9 +69,7 @@ def report_trainable(section: Section, session: Session, unreachable: Mapping[st
 # --- steps ---
 
 
-def measure_steps(
-    session: Session, train: Sequence[TokenizedExample], sampler: BatchSampler, deadline: Deadline
-) -> dict[str, dict[str, Any]]:
+def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str, Any]]:
     """Return the cost of a step in each compute dtype for which there is time, the run's own first.
 
     The dtypes take turns, so that other work on the machine slows both. The steps have lr 0, so theta stays as it is.
@@ -97,11 +78,11 @@ def measure_steps(
         dtype -> `seconds` of a step (the median of `steps` that are timed), `passes`: its forwards and backwards,
         `peak_bytes` of the process, or of the GPU.
     """
-    config = session.config
+    config, sampler, train = prepared.session.config, prepared.sampler, prepared.rows["train"]
     optimizer = optimizer_class(config.optimizer)(config.optimizer.replace(lr=0.0), config.seed, config.steps)
     if optimizer.replayable:
         optimizer.keep_start(lambda: session.params)
-    session = dataclasses.replace(session, optimizer=optimizer)
+    session = dataclasses.replace(prepared.session, optimizer=optimizer)
     times: dict[str, list[float]] = {}
     peaks, passes = Counter[str](), Counter[str]()
     step = 0
@@ -159,8 +140,8 @@ def _report_plan(
     section: Section,
     rows: Mapping[str, int],
     jobs: Sequence[Config],
-    own: Mapping[str, Any] | None,
     loading: float,
+    pass_seconds: float,
     row_seconds: float,
 ) -> None:
     """Report forwards and time of all jobs, as if each were as slow as the first; `rows` are those per split."""
@@ -172,7 +153,7 @@ def _report_plan(
         evaluations = sum(map(job.evaluates_at, range(job.steps + 1)))
         totals.update({**passes, "steps": job.steps, "evaluations": evaluations})
         totals["forwards"] += probe
-        steps = sum(passes.values()) * own["seconds"] / own["passes"] if own and job.steps else 0.0
+        steps = sum(passes.values()) * pass_seconds
         trained = steps + (evaluations * rows["dev"] + final) * row_seconds
         seconds += loading + (trained if job.max_seconds is None else min(trained, job.max_seconds))
     back = f" and {totals['backwards']:,} backwards" if totals["backwards"] else ""

@@ -9,6 +9,7 @@ from mezo_cli.data.describe import row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
+from mezo_cli.training.prepare import Prepared
 
 TITLE = "data"
 FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm
@@ -22,14 +23,14 @@ LOOKED_AT = 4096  # rows of a split, evenly spaced, whose prompts are encoded wi
 Named = Mapping[str, Sequence[Example]]  # split -> its rows
 
 
-def check(encoder: InputEncoder[Any], splits: Splits, encoded: Mapping[str, Sequence[Any]]) -> Section:
-    """Check the rows of all splits, which `encoded` holds as the encoder has encoded them."""
-    section, task = Section(TITLE), encoder.task
+def check(prepared: Prepared) -> Section:
+    """Check the rows of all splits."""
+    section, encoder = Section(TITLE), prepared.session.encoder
     if not isinstance(encoder, ClassificationEncoder):
-        _check_prompts(section, encoder, encoded)
+        _check_prompts(section, encoder, prepared.rows)
         return section
-    named: Named = {name: rows for name in encoded if (rows := getattr(splits, name)) is not None}
-    judge_balance(section, splits, task)
+    task, named = encoder.task, {name: getattr(prepared.splits, name) for name in prepared.rows}
+    judge_balance(section, prepared.splits, task)
     judge_leak(section, named, task)
     judge_cut_prompts(section, encoder, named)
     judge_repeated_rows(section, named)

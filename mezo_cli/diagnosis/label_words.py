@@ -16,6 +16,7 @@ from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Sect
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.scoring import remove_bias, wilson
 from mezo_cli.report.untrained import BASELINES
+from mezo_cli.training.prepare import Prepared
 from mezo_cli.training.session import Session, not_finite_at_start
 
 TITLE = "label words"
@@ -37,9 +38,9 @@ class Scores(NamedTuple):
     words: np.ndarray | None = None  # mean probability of every word, [words]; None: the objective scores no words
 
 
-def check(session: Session, dev: list[TokenizedExample], train: list[TokenizedExample], deadline: Deadline) -> Section:
+def check(prepared: Prepared, deadline: Deadline) -> Section:
     """Check the label words on as many dev rows as the time allows."""
-    section = Section(TITLE)
+    section, session, dev = Section(TITLE), prepared.session, prepared.rows["dev"]
     seen = score_rows(session, dev, deadline.part(DEV))
     if len(seen.labels) < len(dev):
         section.cut.append(f"{len(dev) - len(seen.labels):,} of {len(dev):,} dev rows")
@@ -53,7 +54,7 @@ def check(session: Session, dev: list[TokenizedExample], train: list[TokenizedEx
         section.add(OK, "start", start)
     judge_scores(section, session.config.task.labels, seen, bool(start))
     if not start:
-        name_removed_bias(section, seen, score_rows(session, limit(train, TRAIN_ROWS), deadline))
+        name_removed_bias(section, seen, score_rows(session, limit(prepared.rows["train"], TRAIN_ROWS), deadline))
     return section
 
 

@@ -45,26 +45,16 @@ def _compile_noise(session: Session, row: TokenizedExample) -> None:
 
 
 def diagnose(prepared: Prepared, loading: float, jobs: Sequence[Config], deadline: Deadline) -> Iterator[Section]:
-    """Yield the section of each check as it is done, within the time limit.
-
-    Args:
-        prepared: the first job.
-        loading: the seconds that this took.
-        jobs: what will be run.
-        deadline: for all of it.
-    """
-    session, rows, sampler = prepared.session, prepared.rows, prepared.sampler
+    """Yield the section of each check as it is done: the first of `jobs` was prepared, in `loading` seconds."""
+    session = prepared.session
     advice = smaller_batches(session.config)
     if isinstance(session.objective, Classification):
         with explain_device_errors("scoring dev rows", advice):
-            yield label_words.check(session, rows["dev"], rows["train"], deadline.part(WORDS))
-    yield data_check.check(session.encoder, prepared.splits, rows)
+            yield label_words.check(prepared, deadline.part(WORDS))
+    yield data_check.check(prepared)
     with explain_device_errors("losses of a batch", advice):
         # A reward is constant almost everywhere: it has no derivative that g could be compared with, and no best lr.
         by_rewards = isinstance(session.objective, Generation) and not session.config.objective.is_differentiable
-        if by_rewards:
-            yield rewards.check(session, rows["train"], deadline.part(SIGNAL))
-        else:
-            yield signal.check(session, rows["train"], sampler, deadline.part(SIGNAL))
+        yield (rewards if by_rewards else signal).check(prepared, deadline.part(SIGNAL))
     with explain_device_errors("one step", advice):
-        yield cost.check(session, rows, sampler, prepared.unreachable, loading, jobs, deadline)
+        yield cost.check(prepared, loading, jobs, deadline)

@@ -11,8 +11,7 @@ from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis.findings import NOTE, OK, Deadline, Section, count, percent, short
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.tasks.generate import PromptRow
-from mezo_cli.training.session import Session
+from mezo_cli.training.prepare import Prepared
 
 TITLE = "rewards"
 MEMBERS, ROWS = 8, 16
@@ -21,16 +20,14 @@ TRUNCATED = 0.5  # of the completions
 
 
 @torch.no_grad()
-def check(session: Session, train: list[PromptRow], deadline: Deadline) -> Section:
+def check(prepared: Prepared, deadline: Deadline) -> Section:
     """Reward the completions of some members on rows of the first batches; theta is not changed.
 
     The members are theta + eps z and theta - eps z of some directions: what a step of any method compares. They
     complete the rows as in a step while there is time, two at least.
-
-    Raises:
-        RunFailed: when the reward fails.
     """
-    section, config, own = Section(TITLE), session.config, session.config.objective
+    section, session, train = Section(TITLE), prepared.session, prepared.rows["train"]
+    config, own = session.config, session.config.objective
     if config.steps == 0:
         section.add(OK, "not_needed", "steps=0: no step is taken, so members need not differ")
         return section

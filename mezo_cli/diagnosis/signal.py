@@ -7,7 +7,7 @@ the signal resolved at the run's own eps, which learning rate suits, what would 
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,15 +16,14 @@ import numpy as np
 import torch
 
 from mezo_cli.config.optimizers import zeroth_order
-from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.data.batch_sampler import BatchSampler
+from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import LossFn
 from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact, measure_losses
-from mezo_cli.training.session import Session
+from mezo_cli.training.prepare import Prepared
 
 TITLE = "signal"
 EPS = (1e-4, 1e-3, 1e-2)
@@ -58,9 +57,9 @@ Losses = Mapping[Point, tuple[float, float]]  # loss_plus, loss_minus; twice the
 Row = tuple[float, str, Agreement, float]  # eps, dtype, agreement with float32 at that eps, error against the slope
 
 
-def check(session: Session, train: list[TokenizedExample], sampler: BatchSampler, deadline: Deadline) -> Section:
+def check(prepared: Prepared, deadline: Deadline) -> Section:
     """Measure the signal of the run's first directions and batches; theta is not changed."""
-    section, config = Section(TITLE), session.config
+    section, session, config = Section(TITLE), prepared.session, prepared.session.config
     if config.steps == 0:
         section.add(OK, "not_needed", "steps=0: no step is taken, so there is no projected gradient to check")
         return section
@@ -69,14 +68,8 @@ def check(session: Session, train: list[TokenizedExample], sampler: BatchSampler
         section.add(UNKNOWN, "not_needed", text)
         return section
     eps, dtype = zeroth_order(config.optimizer).eps, config.model.compute_dtype
-    whole = sampler.takes_all_rows
-
-    @lru_cache(maxsize=1)
-    def loss_of(step: int) -> LossFn:
-        numbers = sampler.batch(step)
-        return session.loss_of([train[i] for i in numbers], sampler.weights(numbers))
-
-    losses = measure(session, loss_of, plan_points(eps, dtype, whole), deadline)
+    whole = prepared.sampler.takes_all_rows
+    losses = measure(prepared, plan_points(eps, dtype, whole), deadline)
     rows = compare(losses, eps)
     _name_cut(section, losses, rows, eps)
     if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
@@ -125,17 +118,18 @@ def plan_points(eps: float, dtype: str, whole: bool) -> Iterator[Point]:
 
 
 @torch.no_grad()
-def measure(
-    session: Session, loss_of: Callable[[int], LossFn], points: Iterator[Point], deadline: Deadline
-) -> dict[Point, tuple[float, float]]:
-    """Measure points in order while there is time for the next one; the first one always.
+def measure(prepared: Prepared, points: Iterator[Point], deadline: Deadline) -> dict[Point, tuple[float, float]]:
+    """Measure points, which may come twice, in order while there is time for the next one; the first one always.
 
-    Args:
-        session: theta and the compute dtype stay as they are.
-        loss_of: step -> the loss of its batch.
-        points: may come twice.
-        deadline: the time for it.
+    Theta and the compute dtype stay as they are.
     """
+    session, sampler, train = prepared.session, prepared.sampler, prepared.rows["train"]
+
+    @lru_cache(maxsize=1)
+    def loss_of(step: int) -> LossFn:
+        numbers = sampler.batch(step)
+        return session.loss_of([train[i] for i in numbers], sampler.weights(numbers))
+
     losses: dict[Point, tuple[float, float]] = {}
     taken: dict[tuple[bool, str], float] = {}  # (a single loss or a pair, dtype) -> seconds
     for point in points:

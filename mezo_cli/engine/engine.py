@@ -33,13 +33,9 @@ CHECKED_ROWS = 2  # whose scores an engine computes at the start, to compare the
 
 
 class Engine:
-    """The engine of one run. It takes the run's sessions one after the other.
+    """The engine of one run, for texts of at most `max_length` tokens. It takes the run's sessions one after the other.
 
-    Args:
-        max_length: tokens of the longest text: a prompt with what is generated or scored after it.
-
-    Attributes:
-        record: what run.json says of it.
+    `record` is what run.json says of it.
     """
 
     def __init__(self, config: Config, max_length: int) -> None:
@@ -79,10 +75,7 @@ class Engine:
     ) -> None:
         """Compare scores by the engine with the model's own, at theta and with perturbed weights, once in a process.
 
-        Args:
-            own: computes the scores of some rows, with theta or one sign: [rows, ...].
-            by_engine: lets the engine compute them.
-            rows: their number.
+        Both compute those of some rows, with theta or one sign: [rows, ...].
         """
         if self._server.is_started:
             return
@@ -112,9 +105,9 @@ class Engine:
         self._server.is_started = True
         log.info("engine its scores of %d rows are the model's own, up to %.1g", rows, error)
 
-    def say_repeats(self, first: Any, second: Any) -> None:
+    def say_repeats(self, repeats: bool) -> None:
         """Say whether the engine completed the same prompts by the same texts, and what that promises."""
-        self.record["texts_repeat"] = repeats = first == second
+        self.record["texts_repeat"] = repeats
         log.info(
             "engine %s: recorded steps replay bitwise; steps after a resume may differ from those of a run without it",
             "it completed the same prompts twice alike" if repeats else "it completed the same prompts differently",

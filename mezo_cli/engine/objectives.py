@@ -93,7 +93,7 @@ class EngineAnswers:
         if own.generates and "texts_repeat" not in engine.record:
             assert isinstance(own.config.objective, GenerateConfig)
             drawn = own.config.objective.temperature, own.config.objective.samples
-            engine.say_repeats(*(own.complete(rows, *drawn)[0] for _ in range(2)))
+            engine.say_repeats(own.complete(rows, *drawn)[0] == own.complete(rows, *drawn)[0])
         return own
 
     def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:

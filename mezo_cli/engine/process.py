@@ -35,14 +35,7 @@ OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCH
 
 
 class VllmServer(Server):
-    """A server of vLLM, as soon as it listens.
-
-    Args:
-        settings: of the engine.
-        model: the checkpoint's folder.
-        max_length: tokens of the longest text.
-        rank: of the LoRA that is trained; None if all parameters are.
-    """
+    """A server of vLLM, as soon as it listens; `rank` is that of the LoRA, or None if all parameters are trained."""
 
     def __init__(self, settings: VllmConfig, model: Path, max_length: int, rank: int | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mezo-engine-")  # of mode 0700

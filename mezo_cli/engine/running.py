@@ -34,14 +34,7 @@ class NoEngine:
 def running_engine(
     config: Config, run: Run, session: Any, rows: Mapping[str, Sequence[Any]]
 ) -> Iterator["Engine | NoEngine"]:
-    """Yield the run's engine, which computes the session's forwards from then on.
-
-    Args:
-        config: of the run.
-        run: its directory.
-        session: at the weights that training begins from.
-        rows: split -> the rows that will be scored.
-    """
+    """Yield the run's engine, which computes the session's forwards from then on; `rows` are those of each split."""
     if config.engine.name == "none":
         del session  # which is replaced at the end of a run: memory may not hold two models
         yield NoEngine()

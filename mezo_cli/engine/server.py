@@ -3,6 +3,7 @@
 What is sent are tokens, settings and names of files; nothing that the server would unpickle.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -95,9 +96,7 @@ class Server:
     """A server at work.
 
     Args:
-        settings: of the engine.
-        connect: opens a connection.
-        place: the server's name in messages.
+        place: its name in messages.
         folder: of files that both see.
         prefix: of its paths.
 
@@ -152,28 +151,29 @@ class Server:
         try:
             connection.request(verb, self._prefix + path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
-            text = response.read().decode(errors="replace")
+            answer = text = response.read().decode(errors="replace")
         except TimeoutError:
             self.fail(f"{self._place} did not answer within engine.timeout={self.settings.timeout:g} s")
         except (OSError, HTTPException) as error:
             self.fail(self.describe_end() or f"{self._place} cannot be reached: {error}")
         finally:
             connection.close()
+        with contextlib.suppress(ValueError):
+            answer = json.loads(text)
         if response.status >= 400:
-            self._refuse(path, response.status, text)
-        return _as_json(text)
+            self._refuse(path, response.status, answer)
+        return answer
 
-    def _refuse(self, path: str, status: int, text: str) -> NoReturn:
-        """Say what the server did not like: an answer with this status and text."""
+    def _refuse(self, path: str, status: int, answer: Any) -> NoReturn:
+        """Say what the server did not like: its answer, with this status."""
+        message = answer.get("error", answer) if isinstance(answer, dict) else answer
+        why = str(message.get("message", message) if isinstance(message, dict) else message)
         loads = path == self.paths.load
         if status in (401, 403):
             self.fail(f"{self._place} asks for a key, or for another one: give it as {KEY}")
-        if status in (404, 405) and loads and "adapter" not in text:
+        if status in (404, 405) and loads and "adapter" not in why:
             self.fail(f"{self._place} loads no adapters: {START_IT}")
-        hint = "; engine.adapter_dir is a folder that both see" if loads and "found" in text else ""
-        document = _as_json(text)
-        message = document.get("error", document) if isinstance(document, dict) else document
-        why = message.get("message", message) if isinstance(message, dict) else message
+        hint = "; engine.adapter_dir is a folder that both see" if loads and "found" in why else ""
         self.fail(f"{self._place} refused {path} with status {status}: {why}{hint}")
 
     def fail(self, why: str) -> NoReturn:
@@ -191,14 +191,7 @@ class Server:
         self._requests.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """Let go of the server."""
-
-
-def _as_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        """End the server, if mezo has started it."""
 
 
 def server_at(settings: OpenAiConfig) -> Server:

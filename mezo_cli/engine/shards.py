@@ -79,12 +79,9 @@ class Shards:
             rows, columns = as_matrix(shape)
             if max(rows, columns, len(self._mezo_tensors)) >= 1 << 24:
                 raise ValueError(f"{name} has more rows or columns than the layout can be found for: {shape}")
-            values = torch.full((rows, columns), float(number + 1))
-            if what == "row":
-                values = torch.arange(1.0, rows + 1).view(-1, 1).expand(rows, columns)
-            elif what == "column":
-                values = torch.arange(1.0, columns + 1).expand(rows, columns)
-            yield name, values.reshape(shape).contiguous()
+            down, right = torch.arange(1.0, rows + 1)[:, None], torch.arange(1.0, columns + 1)
+            values = {"tensor": torch.tensor(number + 1.0), "row": down, "column": right}[what]
+            yield name, values.expand(rows, columns).reshape(shape).contiguous()
 
     @torch.inference_mode()
     def mezo_perturb(self, direction: Sequence[int] | None = None, c: float = 0.0) -> None:

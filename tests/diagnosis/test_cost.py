@@ -6,59 +6,55 @@ import pytest
 import torch
 
 from mezo_cli.config.schema import Config
-from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis import cost
 from mezo_cli.diagnosis.findings import DOUBT, Deadline, Finding, Section
-from mezo_cli.training.session import Session
+from mezo_cli.training.prepare import Prepared
 from tests.diagnosis.sessions import config, load, named, only
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
-def findings(session: Session, rows: list, *jobs: Config, seconds: float = 60.0) -> dict[str, Finding]:
-    sampler = make_sampler(session.config, rows)
+def findings(prepared: Prepared, *jobs: Config, seconds: float = 60.0) -> dict[str, Finding]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "STEPS", 1)
-        section = cost.check(
-            session, {"train": rows, "dev": rows}, sampler, {}, 0.0, [session.config, *jobs], Deadline(seconds)
-        )
-    return named(section)
+        return named(cost.check(prepared, 0.0, [prepared.session.config, *jobs], Deadline(seconds)))
 
 
 def test_what_is_trained_is_reported_and_what_no_forward_reads_is_a_doubt(roberta: Path) -> None:
     section = Section("cost")
-    cost.report_trainable(section, load(roberta, "peft=lora")[0], {})
+    cost.report_trainable(section, load(roberta, "peft=lora").session, {})
     assert 0 < only(section).figures["share"] < 0.5
     assert "{lora_A,lora_B}" in only(section).text
-    cost.report_trainable(section, load(roberta)[0], {"roberta.spare.weight": 9, "roberta.spare.bias": 3})
+    cost.report_trainable(section, load(roberta).session, {"roberta.spare.weight": 9, "roberta.spare.bias": 3})
     found = section.findings[-1]
     assert (found.name, found.verdict, found.figures["count"]) == ("unreachable", DOUBT, 12)
     assert "roberta.spare.{weight,bias}" in found.text
 
 
 def test_a_step_is_measured_in_both_dtypes_and_theta_stays(roberta: Path) -> None:
-    session, rows, _ = load(roberta, "optimizer=mezo_momentum")
-    before = {name: p.clone() for name, p in session.params.tensors.items()}
-    found = findings(session, rows)
+    prepared = load(roberta, "optimizer=mezo_momentum")
+    tensors = prepared.session.params.tensors
+    before = {name: p.clone() for name, p in tensors.items()}
+    found = findings(prepared)
     costs = found["step"].figures["costs"]
     assert set(costs) == {"float32", "bfloat16"}
     assert all(one["seconds"] > 0 and one["passes"] == 2 and one["peak_bytes"] > 1e6 for one in costs.values())
     assert found["plan"].figures["forwards"] == 40
-    assert all(torch.equal(before[name], p) for name, p in session.params.tensors.items())
+    assert all(torch.equal(before[name], p) for name, p in tensors.items())
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("words", "passes"), [(["optimizer=adamw"], 2), (["optimizer.samples=3"], 6)])
 def test_other_methods_are_measured(words: list[str], passes: int, roberta: Path) -> None:
-    session, rows, _ = load(roberta, "steps=2", *words)
-    assert findings(session, rows, seconds=0.0)["step"].figures["costs"]["float32"]["passes"] == passes
+    found = findings(load(roberta, "steps=2", *words), seconds=0.0)
+    assert found["step"].figures["costs"]["float32"]["passes"] == passes
 
 
 def test_forwards_of_every_job_are_its_own(roberta: Path) -> None:
-    session, rows, _ = load(roberta, "steps=0")
-    assert set(findings(session, rows)) == {"trainable", "plan"}
+    prepared = load(roberta, "steps=0")
+    assert set(findings(prepared)) == {"trainable", "plan"}
     more = [["optimizer.samples=3"], ["init=linear_probe", "probe_c=1"]]
     jobs = [config(f"model.path={roberta}", *words) for words in more]
-    plan = findings(session, rows, *jobs)["plan"].figures
+    plan = findings(prepared, *jobs)["plan"].figures
     assert plan["forwards"] == 6 * 20 + 2 * 20 + 3  # 24 rows: the probe has 3 batches
     assert plan["evaluations"] == 1 + 2 + 2

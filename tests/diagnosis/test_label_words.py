@@ -11,7 +11,7 @@ from mezo_cli.diagnosis import label_words
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.diagnosis.label_words import Scores
 from mezo_cli.errors import UserError
-from mezo_cli.training.session import Session
+from mezo_cli.training.prepare import Prepared
 from tests import tiny
 from tests.diagnosis.sessions import load, named
 
@@ -68,22 +68,23 @@ def test_what_a_removed_bias_gives_is_named() -> None:
     assert f"{100 * finding.figures['accuracy']['best_threshold']:.1f}% (threshold: best on train" in finding.text
 
 
-def findings(session: Session, rows: list) -> dict[str, Finding]:
-    return named(label_words.check(session, rows, rows, Deadline(60.0)))
+def findings(prepared: Prepared) -> dict[str, Finding]:
+    return named(label_words.check(prepared, Deadline(60.0)))
 
 
-def with_bias(model: Path, change: float) -> tuple[Session, list]:
-    """Load a model whose bias of the word for `negative` is changed."""
-    session, rows, _ = load(model)
+def with_bias(model: Path, change: float, labels: int = 1) -> Prepared:
+    """Load a model whose bias of the first words is changed: of that for `negative`, or of both."""
+    prepared = load(model)
+    session = prepared.session
     with torch.no_grad():
-        session.loaded.model.lm_head.bias[session.encoder.label_ids[0]] += change
-    return session, rows
+        session.loaded.model.lm_head.bias[session.encoder.label_ids[:labels]] += change
+    return prepared
 
 
 @pytest.mark.parametrize("kind", ["mlm", "lm"])
 def test_the_whole_vocabulary_has_the_label_words_scores(kind: str, tmp_path: Path) -> None:
     model = tiny.roberta(tmp_path / "m") if kind == "mlm" else tiny.decoder(tmp_path / "m")
-    session = load(model, f"objective={kind}")[0]
+    session = load(model, f"objective={kind}").session
     batch = session.objective.collate(session.encoder.encode_all([Example(("good",), 0), Example(("it was bad",), 1)]))
     with torch.no_grad():
         own, every = session.objective.logits(batch), session.objective.vocabulary_logits(batch)
@@ -97,8 +98,8 @@ def test_the_whole_vocabulary_has_the_label_words_scores(kind: str, tmp_path: Pa
 
 
 def test_the_models_own_words_and_a_biased_decoder(roberta: Path) -> None:
-    session, rows = with_bias(roberta, 30.0)
-    found, negative = findings(session, rows), session.encoder.label_ids[0]
+    prepared = with_bias(roberta, 30.0)
+    found, negative = findings(prepared), prepared.session.encoder.label_ids[0]
     assert found["tokens"].figures["tokens"]["negative"] == [negative]
     assert found["top_words"].figures["top"][0]["token"] == negative
     assert len(found["top_words"].figures["top"]) == 10
@@ -107,19 +108,15 @@ def test_the_models_own_words_and_a_biased_decoder(roberta: Path) -> None:
 
 
 def test_words_that_the_model_never_writes_are_a_doubt(roberta: Path) -> None:
-    session, rows, _ = load(roberta)
-    with torch.no_grad():
-        session.loaded.model.lm_head.bias[session.encoder.label_ids] -= 30.0
-    assert findings(session, rows)["label_word_share"].verdict == DOUBT
+    assert findings(with_bias(roberta, -30.0, labels=2))["label_word_share"].verdict == DOUBT
 
 
 def test_scores_that_are_not_finite_end_with_trains_line(roberta: Path) -> None:
     with pytest.raises(UserError, match="not finite before the first step"):
-        findings(*with_bias(roberta, float("nan")))
+        findings(with_bias(roberta, float("nan")))
 
 
 def test_a_new_head_is_named_and_scores_no_words(roberta: Path) -> None:
-    session, rows, _ = load(roberta, "objective=cls")
-    found = findings(session, rows)
+    found = findings(load(roberta, "objective=cls"))
     assert set(found) == {"tokens", "start", "zero_shot_balance", "auc"}
     assert all(one.verdict == OK for one in found.values())

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis import learning_rate, signal
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.diagnosis.learning_rate import Estimate
@@ -30,8 +29,7 @@ class Ticks:
 
 def checked(model: Path, *words: str) -> dict[str, Finding]:
     """Measure four directions in every way: one batch has all rows, which spares the second one."""
-    session, rows, _ = load(model, "batch_size=24", *words)
-    return named(signal.check(session, rows, make_sampler(session.config, rows), Deadline(26.0, Ticks())))
+    return named(signal.check(load(model, "batch_size=24", *words), Deadline(26.0, Ticks())))
 
 
 def test_the_most_important_points_come_first() -> None:
@@ -58,14 +56,15 @@ def test_a_loss_without_a_gradient_gives_zeros(roberta: Path) -> None:
 
 
 def test_theta_stays_and_what_time_cut_is_named(roberta: Path) -> None:
-    session, rows, _ = load(roberta)
-    before = {name: p.clone() for name, p in session.params.tensors.items()}
-    section = signal.check(session, rows, make_sampler(session.config, rows), Deadline(0.0))
+    prepared = load(roberta)
+    tensors = prepared.session.params.tensors
+    before = {name: p.clone() for name, p in tensors.items()}
+    section = signal.check(prepared, Deadline(0.0))
     assert section.cut[0] == "31 of 32 directions for the learning rate"
     assert "0.0001, 0.001, 0.01" in section.cut[1]
     found = named(section)
     assert found["resolution"].verdict == found["learning_rate"].verdict == UNKNOWN
-    assert all(torch.equal(before[name], p) for name, p in session.params.tensors.items())
+    assert all(torch.equal(before[name], p) for name, p in tensors.items())
 
 
 @pytest.mark.parametrize("words", [["steps=0"], ["optimizer=adamw"]])
