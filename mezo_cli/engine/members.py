@@ -195,7 +195,7 @@ class Adapters(Members):
         p = self._params.tensors[name]
         if member.direction is None:
             return p.detach().cpu().clone()
-        span = self._params.span_of(name)
+        span = self._params.span_of[name]
         out = p.new_empty(span.numel)
         self._params.noise.perturb(member.direction, span, member.c, out)
         return out[: p.numel()].view(p.shape).cpu()
