@@ -72,6 +72,7 @@ class MezoTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Keep a micro-batch; at the last one of a step compute the losses, before the Trainer's `optimizer.step()`."""
+        self.create_optimizer()  # where a loop of one's own calls this without train()
         assert self.optimizer is not None
         model.train()  # as the Trainer's own; the step computes in eval mode
         self._micro_batches.append(self._prepare_inputs(inputs))

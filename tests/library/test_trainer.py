@@ -98,6 +98,16 @@ def test_accumulated_micro_batches_are_one_batch(make_model: Any, tmp_path: Path
         torch.testing.assert_close(p, wanted, rtol=1e-3, atol=1e-3)
 
 
+def test_a_training_step_before_train_has_the_loss_of_the_model(tmp_path: Path) -> None:
+    trainer, tokens = make(decoder(), tmp_path, mezo={"eps": 1e-3}), torch.arange(24).reshape(3, 8)
+    assert trainer.model is not None
+    batch = {"input_ids": tokens, "labels": tokens}
+    loss = trainer.training_step(trainer.model, batch, num_items_in_batch=3 * 7)
+    with torch.no_grad():
+        expected = trainer.model.eval()(**batch).loss
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-3)
+
+
 RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
     "mezo": (classifier, {}),
     "adam": (classifier, {"betas": (0.9, 0.99), "samples": 2}),
