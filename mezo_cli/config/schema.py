@@ -65,7 +65,9 @@ class LmPrompt(Settings):
 
     template: Text | None = Field(None, description="the prompt, which ends in `{mask}`; null: the task has none")
     label_words: list[Entry] = Field([], description="a word or phrase per label; empty: `task.label_words`")
-    max_length: Length | None = Field(None, description="tokens with the word, cut at the start; null: model's limit")
+    max_length: Length | None = Field(
+        None, description="tokens of prompt and word, cut at the start; null: model's limit"
+    )
 
 
 class GeneratePrompt(Settings):
@@ -286,7 +288,9 @@ class OpenAiConfig(EngineConfig):
     """A vLLM server that the user has started, by its HTTP interface; for LoRA members."""
 
     url: Text | None = Field(None, description="its address, never stored; null: MEZO_ENGINE_URL")
-    adapter_dir: Text | None = Field(None, description="a folder that it sees too; null: MEZO_ENGINE_ADAPTER_DIR")
+    adapter_dir: Text | None = Field(
+        None, description="for adapters; the server sees it too; null: MEZO_ENGINE_ADAPTER_DIR"
+    )
     allow_remote: Flag = Field(False, description="whether the server may be on another machine")
     server: Literal["vllm", "sglang"] = Field("vllm", description="whose paths it has; sglang was never run")
     dtype: Dtype = Field("float32", description="of the server's weights and forwards, for the check at the start")
@@ -376,10 +380,14 @@ class Config(Settings):
     micro_batch_size: Positive | None = Field(None, description="most rows per forward, in evaluations too; null: all")
     eval_batch_size: Positive = Field(64, description="rows per forward of an evaluation")
     eval_every: NotNegative = Field(10_000, description="steps between evaluations on dev; 0: before and after them")
-    eval_at_forwards: list[Positive] = Field([], description="in place of eval_every: after the first step past each")
+    eval_at_forwards: list[Positive] = Field(
+        [], description="in place of eval_every: numbers of forwards; evaluated after each"
+    )
     log_every: Positive | None = Field(None, description="steps between lines of metrics.jsonl; null: for 1,000 lines")
     test_at_start: Flag = Field(True, description="evaluate on test and 1,000 rows of train before the first step too")
-    checkpoint: Literal["full", "trajectory"] = Field("full", description="full saves weights; trajectory replays them")
+    checkpoint: Literal["full", "trajectory"] = Field(
+        "full", description="full saves weights; trajectory saves none and replays them"
+    )
     checkpoint_every: NotNegative = Field(0, description="steps between saves of `last`; 0: at every evaluation")
     metric: Text | None = Field(None, description="picks the best checkpoint on dev, or `loss`; null: `task.metric`")
     max_seconds: PositiveNumber | None = Field(None, description="seconds after which a process stops; null: no limit")

@@ -92,10 +92,8 @@ def _range(allowed: Mapping[str, Any]) -> str:
     """Return a range in interval notation; empty for what is no number."""
     if allowed["type"] not in ("integer", "number"):
         return ""
-    low = (
-        f"({allowed['exclusiveMinimum']:g}" if "exclusiveMinimum" in allowed else f"[{_number(allowed.get('minimum'))}"
-    )
-    return f"{low}, {_number(allowed.get('maximum'))}" + ("]" if "maximum" in allowed else ")")
+    low = f"({allowed['gt']:g}" if "gt" in allowed else f"[{_number(allowed.get('ge'))}"
+    return f"{low}, {_number(allowed.get('le'))}" + ("]" if "le" in allowed else ")")
 
 
 def _number(value: float | None) -> str:

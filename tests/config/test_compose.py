@@ -77,7 +77,7 @@ NAMED = {"name": "mezo", "template": "x", "path": "x"}
 )
 def test_every_number_has_a_range_that_is_kept(key: str) -> None:
     takes, (group, _, name) = key_schema(key), key.rpartition(".")
-    low, above, high = (takes.get(bound) for bound in ("minimum", "exclusiveMinimum", "maximum"))
+    low, above, high = (takes.get(bound) for bound in ("ge", "gt", "le"))
     assert low is not None or above is not None
     outside = [math.nan, math.inf, -math.inf]
     outside += [low - 1] if low is not None else [above]
