@@ -254,6 +254,9 @@ class ModelConfig(Settings):
     paired_tokens: NotNegative | None = Field(
         None, description="the most tokens of a batch whose signs one forward computes; null: 1024, 16384 off a CPU"
     )
+    checkpoint_activations: Flag = Field(
+        False, description="compute each layer again in the backward pass, for adamw and sgd: less memory, more time"
+    )
     cache_frozen: Literal["auto", "off"] = Field(
         "auto", description="auto computes the layers below the first trained tensor once per batch, for both signs"
     )

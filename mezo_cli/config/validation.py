@@ -174,9 +174,13 @@ def _training(config: Config) -> Conflicts:
     chosen = f"optimizer={optimizer.name}"
     if config.checkpoint == "trajectory" and not optimizer.replayable:
         yield "checkpoint", f"{chosen} leaves no trajectory; use checkpoint=full"
-    if optimizer.needs_backward and config.micro_batch_size is not None:
-        why = f"{chosen} keeps the activations of all rows for its gradient"
-        yield "micro_batch_size", f"{why}; micro-batches save memory only with forward passes"
+    if optimizer.needs_backward and config.micro_batch_size is not None and config.objective.loss == "lm":
+        yield "micro_batch_size", f"{chosen} takes the gradient of objective.loss=lm, a mean over tokens, at once"
+    if model.checkpoint_activations and not optimizer.needs_backward:
+        yield "model.checkpoint_activations", f"{chosen} takes no gradient, so it keeps no activations; use false"
+    if model.checkpoint_activations and config.peft.name == "prefix":
+        why = "peft=prefix gives each layer keys and values, which checkpointing drops"
+        yield "model.checkpoint_activations", f"{why}; use false"
     if optimizer.needs_backward and not config.objective.is_differentiable:
         why = f"it has no gradient, and {chosen} needs one"
         yield "objective.loss", f"{why}; use {config.objective.differentiable_loss}"

@@ -4,7 +4,7 @@ The loss of a batch is put together from its micro-batches and from the ranks th
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -260,6 +260,19 @@ class BatchLoss:
         else:
             losses = torch.stack([mean_over_rows(of_rows) for of_rows in self.rows()])
         return losses if self._objective.forward.num_signs == 2 else losses[0]
+
+    def parts(self) -> Iterator[Tensor]:
+        """Yield what each micro-batch adds to the loss of all rows, [], one forward after the other."""
+        if len(self._batches) == 1:
+            yield self()
+            return
+        total, done = sum(len(batch.rows) for batch in self._batches), 0
+        for batch in self._batches:
+            losses = self._objective.row_losses(batch)[0]
+            if self._weights is not None:
+                losses = losses * losses.new_tensor(self._weights[done : done + len(losses)])
+            done += len(losses)
+            yield losses.sum() / total
 
     def rows(self) -> Tensor:
         """Return the losses of the rows, times their weights: [1, rows], or [2, rows] inside `forward.perturbed`."""

@@ -31,7 +31,9 @@ class _Encoder(Classification):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         model, family = loaded.model, find_encoder_family(loaded.model)
-        self._read: Tensor | None = None  # the positions that the head reads, while a forward of ours is running
+        # The positions that are to be selected: in packed rows between the last layer's attention and its output, in
+        # padded rows before the head.
+        self._read: Tensor | None = None
         self.supports_paired_forward = family is not None
         if family is not None:
             self.frozen = FrozenLayers(model, forward, self._inputs_of, lambda row: len(row.input_ids), reads=True)
@@ -61,15 +63,14 @@ class _Encoder(Classification):
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the head's scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
-        try:
-            if self.frozen is not None:
-                logits = self.frozen.logits(batch)
-            else:
-                self._read = batch.positions
+        if self.frozen is not None:
+            signs, logits = self.forward.num_signs, self.frozen.logits(batch)
+        else:
+            self._read, signs = batch.positions, 1
+            try:
                 logits = self.model(**batch.layout).logits
-        finally:
-            self._read = None
-        signs = self.forward.num_signs if self.frozen is not None else 1
+            finally:
+                self._read = None
         return logits.view(signs, len(batch.rows), -1).squeeze(0).float()
 
     def _inputs_of(self, batch: Batch) -> dict[str, Any]:
@@ -78,15 +79,15 @@ class _Encoder(Classification):
         mask = layout["is_token"][:, None, None, :]
         shape = (len(batch.rows), mask.shape[-1])
         even = layout["rows"].numel() == mask.numel()  # all rows have the same length
+        packed = (layout["rows"], layout["positions"], None if even else mask, shape, layout["scored_positions"])
         inputs: dict[str, Any] = {
             "input_ids": layout["input_ids"].unsqueeze(0),
             "position_ids": layout["position_ids"].unsqueeze(0),
             "attention_mask": mask,  # four-dimensional, so transformers makes no mask from it
-            "packed_layout": PackedLayout(layout["rows"], layout["positions"], None if even else mask, shape),
+            "packed_layout": PackedLayout(*packed),
         }
         if "token_type_ids" in self.loaded.tokenizer.model_input_names:
             inputs["token_type_ids"] = layout["token_type_ids"].unsqueeze(0)
-        self._read = layout["scored_positions"]
         return inputs
 
     def _attend(
@@ -96,14 +97,18 @@ class _Encoder(Classification):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        packed_layout: PackedLayout | None = None,
         **inputs: Any,
     ) -> Any:
         """Replace the last layer's attention: attend from the read positions alone, [signs, rows, width].
 
         Not under autograd: dropout would draw another mask than in earlier versions.
         """
-        if self._read is None or torch.is_grad_enabled():
-            return original_forward(hidden_states, attention_mask, past_key_values, **inputs)
+        self._read = None if packed_layout is None else packed_layout.read
+        if packed_layout is None or self._read is None or torch.is_grad_enabled():
+            return original_forward(
+                hidden_states, attention_mask, past_key_values, packed_layout=packed_layout, **inputs
+            )
         read = hidden_states[:, self._read]
         query, key, value = (
             project(states).unflatten(-1, (-1, module.attention_head_size)).transpose(1, 2)
@@ -112,17 +117,18 @@ class _Encoder(Classification):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, module.layer_idx)
         of_rows = query.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [signs * rows, heads, 1, width]
-        output = attend(of_rows, key, value, inputs["packed_layout"], scaling=module.scaling)
+        output = attend(of_rows, key, value, packed_layout, scaling=module.scaling)
         return output.view(*read.shape[:2], -1), None
 
     def _select_residual(self, module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Keep the positions that the head reads: [signs, tokens, width] -> [signs * rows, 1, width]."""
         if self._read is None:
             return None
-        attended, residual = args
+        (attended, residual), read = args, self._read
+        self._read = None
         if torch.is_grad_enabled():
-            attended = attended[:, self._read]
-        residual = residual[:, self._read]
+            attended = attended[:, read]
+        residual = residual[:, read]
         return attended.flatten(0, 1).unsqueeze(1), residual.flatten(0, 1).unsqueeze(1)
 
 

@@ -89,12 +89,14 @@ class PackedLayout:
         mask: which keys each query attends to, bool [rows, 1, length or 1, length]; None when all rows have the same
             length and every token attends to its whole row.
         shape: rows, length.
+        read: the packed positions that an encoder's head reads, of which its last layer leaves no others, [rows].
     """
 
     rows: Tensor
     positions: Tensor
     mask: Tensor | None
     shape: tuple[int, int]
+    read: Tensor | None = None
 
     def pad_input(self, packed: Tensor) -> Tensor:
         """Pad with zeros: [signs, heads, tokens, width] -> [signs * rows, heads, length, width]."""

@@ -9,7 +9,7 @@ A run can be interrupted after any step, so an optimizer is one of two kinds:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -31,6 +31,14 @@ class LossFn(Protocol):
 
     def __call__(self) -> "Tensor":
         """Return the loss: shape [], or [2] inside `forward.perturbed(direction, eps)` with both signs."""
+
+
+@runtime_checkable
+class PartsLossFn(LossFn, Protocol):
+    """The loss of one fixed batch that is a sum over its micro-batches."""
+
+    def parts(self) -> "Iterator[Tensor]":
+        """Yield what each micro-batch adds to the loss, []: a gradient is then that of one after the other."""
 
 
 @runtime_checkable

@@ -1,7 +1,9 @@
 """First-order baselines, by backpropagation: AdamW (the paper's FT, its appendix D) and SGD.
 
 They use the same loop, data, batches and metrics as MeZO, but also need memory for activations and for a gradient of
-theta's size, and AdamW for two moments, SGD with momentum for one.
+theta's size, and AdamW for two moments, SGD with momentum for one. With `micro_batch_size` the activations are those of
+so many rows: one backward after the other adds to the gradient. With `model.checkpoint_activations` they are those of
+one layer, and the inputs of all: each layer is computed again in the backward.
 There is no trajectory: a run resumes from the checkpoint `last`, which has the moments beside the weights.
 
     AdamW   m <- b1 m + (1 - b1) grad,  v <- b2 v + (1 - b2) grad^2,
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mezo_cli.config.optimizers import AdamWConfig, FirstOrderConfig, SgdConfig
-from mezo_cli.optim.base import LossFn, StatefulOptimizer, StepResult, learning_rate
+from mezo_cli.optim.base import LossFn, PartsLossFn, StatefulOptimizer, StepResult, learning_rate
 
 if TYPE_CHECKING:
     import torch
@@ -55,15 +57,14 @@ class FirstOrder(StatefulOptimizer):
         config, lr = self.config, learning_rate(self.config, step, self.steps)
         optimizer = self._torch or self._begin(forward.params)
         limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
-        norm = math.nan
+        losses = []
         with torch.enable_grad():
-            loss = loss_fn()
-        if loss.requires_grad or math.isfinite(loss.item()):  # one that is not finite may be a constant
-            loss.backward()
-            clipped = torch.nn.utils.clip_grad_norm_(list(self._names), limit)
-            value, norm = torch.stack([loss.detach(), clipped]).tolist()  # both at once: reading waits for the device
-        else:
-            value = loss.item()
+            for loss in loss_fn.parts() if isinstance(loss_fn, PartsLossFn) else [loss_fn()]:
+                losses.append(loss.detach())
+                if loss.requires_grad:  # one that is not finite may be a constant
+                    loss.backward()
+        clipped = torch.nn.utils.clip_grad_norm_(list(self._names), limit)
+        value, norm = torch.stack([torch.stack(losses).sum(), clipped]).tolist()  # both at once: reading waits
         if not math.isfinite(value):
             norm = math.nan
         if math.isfinite(norm):  # else theta is left as it was, and the loop ends the run

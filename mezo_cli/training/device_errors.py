@@ -37,7 +37,7 @@ def smaller_model(config: Config) -> str:
 def smaller_batches(config: Config) -> str:
     """Return the advice for batches that do not fit."""
     advice = f"a lower batch_size (now {config.batch_size}) or eval_batch_size (now {config.eval_batch_size})"
-    if config.optimizer.needs_backward:
-        return advice
+    if config.optimizer.needs_backward and not config.model.checkpoint_activations:
+        advice += ", model.checkpoint_activations=true"
     now = "null" if config.micro_batch_size is None else config.micro_batch_size
     return f"{advice}, or a lower micro_batch_size (now {now}), which leaves the loss as it is"

@@ -156,6 +156,8 @@ def load_session(
         encoder = objective_class.encoder_class(config.task, loaded.tokenizer)
         if isinstance(config.optimizer, FirstOrderConfig) and config.optimizer.dropout is not None:
             set_rate(loaded.model, config.optimizer.dropout)
+        if config.model.checkpoint_activations:
+            loaded.model.activation_checkpointing_enable({"use_reentrant": False})
         optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
         name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
         try:

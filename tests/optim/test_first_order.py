@@ -8,12 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
+from mezo_cli.data import load_splits
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import packing
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.session import Session
+from tests import tiny
 from tests.command_line import error_line, mezo, small
+from tests.objectives.test_choice import EXAMPLES, NAMES
 from tests.optim.test_mezo import SENTENCES, full_logits, ready
 
 METHOD = [name for name in OPTIMIZERS.built_in if OPTIMIZERS.load(name).needs_backward]
@@ -154,3 +157,62 @@ def test_a_run_that_diverges_stops(roberta: Path, movies: Path, tmp_path: Path) 
     assert said.code == 1
     assert "the loss is not finite" in said.err
     assert "optimizer.eps" not in said.err
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("roberta", ["peft=none"]),
+        ("roberta", ["objective=cls", "peft=lora"]),
+        ("bert", ["peft=bias"]),
+        ("opt", ["objective=lm", "peft=lora"]),
+        ("gpt2", ["objective=choice", "peft=none", "data=files", "data.dir=none", *NAMES]),
+        ("llama", ["objective=lm", "peft=head"]),
+        ("llama", ["objective=generate", "objective.loss=lm", "peft=lora"]),
+    ],
+)
+def test_checkpointed_activations_give_the_same_gradients(kind: str, words: list[str], tmp_path: Path) -> None:
+    make = {"roberta": tiny.roberta, "bert": tiny.bert}.get(kind, partial(tiny.decoder, kind=kind))
+    if "objective=generate" in words:
+        words = [*words, "task=demo-arithmetic"]
+    results, calls = [], []
+    for checkpoint in (False, True):
+        session = ready(
+            make(tmp_path / kind),
+            "optimizer=sgd",
+            "optimizer.lr=1e-2",
+            "optimizer.dropout=0.1",
+            f"model.checkpoint_activations={checkpoint}",
+            *words,
+        )
+        examples = EXAMPLES if kind == "gpt2" else SENTENCES
+        if "objective=generate" in words:
+            examples = load_splits(session.config).train[:4]
+        rows = session.encoder.encode_all(examples)
+        ran: list[str] = []
+        for name, module in session.loaded.model.named_modules():
+            if name.endswith((".0.attention", ".0.self_attn", ".0.attn")):
+                module.register_forward_hook(lambda *_, ran=ran: ran.append("forward"))
+        with torch.no_grad():
+            session.exclude_unreachable(rows[0], rows)
+            ran.clear()
+            results.append([session.step(rows, step).scalars() for step in range(3)])
+        calls.append(len(ran))
+    assert calls[1] == 2 * calls[0] > 0  # each layer is computed again
+    for with_checkpoints, plain in zip(*reversed(results), strict=True):
+        assert with_checkpoints == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["optimizer=mezo"], "optimizer=mezo takes no gradient, so it keeps no activations"),
+        (["optimizer=adamw", "peft=prefix"], "peft=prefix gives each layer keys and values"),
+    ],
+)
+def test_checkpointing_is_refused_where_it_does_nothing(
+    words: list[str], why: str, roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    given = small(roberta, movies, tmp_path / "run", "model.checkpoint_activations=true", *words)
+    assert f"model.checkpoint_activations=true: {why}" in error_line(mezo("train", *given))
