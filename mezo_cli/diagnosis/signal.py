@@ -22,17 +22,22 @@ from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Sect
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.optim import LossFn
-from mezo_cli.training.precision import MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact, measure_losses
+from mezo_cli.training.precision import (
+    EPS,
+    MAX_OFF,
+    MAX_RELATIVE_ERROR,
+    Agreement,
+    agreement,
+    describe_exact,
+    measure_losses,
+)
 from mezo_cli.training.prepare import Prepared
 
 TITLE = "signal"
-EPS = (1e-4, 1e-3, 1e-2)
 DIRECTIONS = 32  # for the learning rate, which needs most of them
-FIRST, ROUND = 8, 4  # directions that are measured in every way, so many at a time
+FIRST, ROUND = 16, 4  # directions that are measured in every way, so many at a time
 MAX_ZEROS = 0.1
 FLOAT32_NOISE = 0.05  # of mean |g|; an eps at which float32 is worse does not serve as the slope
-GOOD, FINE = 0.2, 0.01  # relative error up to which the run's own eps is kept; up to which the largest eps is named
-BETTER = 0.5  # times the error of the run's own eps, for another one to be named
 COMPARED = 2  # directions in which the run's own eps is compared with another one
 HEADER = ("eps", "dtype", "corr.", "error", "zeros", "off derivative", "directions")
 
@@ -226,7 +231,7 @@ def compare(losses: Losses, eps: float) -> list[Row]:
 
 
 def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, noise: float, plain: str) -> float:
-    """Judge the error of g at the run's eps and dtype; return the eps that is named as the best one.
+    """Judge the error of g at the run's eps and dtype; return the eps that does: it, or the smallest other one.
 
     Args:
         rows: from `compare`.
@@ -245,29 +250,32 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
         return eps
     error, rounded = own[3], own[2].relative_error
     too_small = hides(noise) or rounded > MAX_RELATIVE_ERROR
-    best = own if error <= GOOD and not too_small else _best(own, others)
+    fits = error <= MAX_OFF and not too_small
+    best = eps if fits else _smallest_that_fits(others)
     verdict, said = OK, "resolves the signal"
-    if best is not own or max(error, rounded) > MAX_RELATIVE_ERROR:
+    if not fits:
         verdict = DOUBT if too_small or error > MAX_RELATIVE_ERROR else NOTE
         said = "is too small, rounding makes g noisy" if too_small else "is large, the loss bends within eps"
     off = f"{percent(rounded)} from float32 ({plain}), by {percent(error)}" if dtype != "float32" else percent(error)
-    ways = [f"optimizer.eps={best[0]:g}, where g is off by {percent(best[3])}"] if best is not own else []
+    ways = [f"optimizer.eps={best:g}, the smallest that was measured to do"] if best not in (None, eps) else []
     ways += ["model.compute_dtype=float32", "a larger batch_size"] if dtype != "float32" and too_small else []
     section.add(
         verdict,
         "resolution",
         f"optimizer.eps={eps:g} {said} in {dtype}: g is off by {off} from the derivative of the loss along z"
         f" ({count(own[2].directions, 'direction')}). Below, correlation and error are against float32 at that eps",
-        f"try {' or '.join(ways)}" if ways else "no other eps that was measured is better",
+        f"try {' or '.join(ways)}"
+        if best is not None
+        else f"no eps of the table does{'; try ' * bool(ways)}{' or '.join(ways)}",
         table=[HEADER, *map(_cells, rows)],
         eps=eps,
         dtype=dtype,
         relative_error=rounded,
         slope_error=error,
-        recommended=best[0],
+        recommended=best,
         rows=[{"eps": e, "dtype": d, **asdict(a), "slope_error": slope} for e, d, a, slope in rows],
     )
-    return best[0]
+    return best or eps
 
 
 def _is_compared(own: Row, others: list[Row]) -> bool:
@@ -276,11 +284,10 @@ def _is_compared(own: Row, others: list[Row]) -> bool:
     return enough or MAX_RELATIVE_ERROR < own[2].relative_error < math.inf
 
 
-def _best(own: Row, others: list[Row]) -> Row:
-    """Return the largest exact eps, or else the least inexact one; the run's own unless that one is clearly better."""
-    fine = [row for row in others if row[3] <= FINE]
-    best = max(fine, key=lambda row: row[0]) if fine else min([own, *others], key=lambda row: row[3])
-    return best if best[3] <= BETTER * own[3] else own
+def _smallest_that_fits(rows: list[Row]) -> float | None:
+    """Return the smallest eps whose g is close to float32's and to the derivative; None if there is none."""
+    fitting = (eps for eps, _, agreed, off in rows if agreed.relative_error <= MAX_RELATIVE_ERROR and off <= MAX_OFF)
+    return min(fitting, default=None)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

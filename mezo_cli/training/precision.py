@@ -23,6 +23,8 @@ log = logging.getLogger("mezo")
 
 DIRECTIONS = 8
 MAX_RELATIVE_ERROR = 0.5  # of the projected gradients; above it the user is warned
+MAX_OFF = 0.2  # the most that they may be off the derivative of the loss along z
+EPS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # that are tried
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,21 @@ def check(session: Session, loss_fn: LossFn) -> None:
     """Log the relative error that the compute dtype causes, as a warning if it is large. Skipped for float32."""
     if session.forward.compute_dtype == torch.float32:
         return
-    error = relative_error(session, loss_fn)
-    dtype = session.config.model.compute_dtype
-    text = f"{dtype}: projected gradients are off by {100 * error:.0f}% (|g' - g| / |g|; g: {describe_exact(session)})"
-    if error > MAX_RELATIVE_ERROR:
-        log.warning(
-            "warning: %s: rounding hides the signal; try a larger optimizer.eps or batch_size, or float32", text
-        )
-    else:
+    eps, dtype = zeroth_order(session.config.optimizer).eps, session.forward.compute_dtype
+    exact = projected_grads(session, loss_fn, eps, torch.float32)
+    error = agreement(projected_grads(session, loss_fn, eps, dtype), exact).relative_error
+    name, plain = session.config.model.compute_dtype, describe_exact(session)
+    text = f"{name}: projected gradients are off by {100 * error:.0f}% (|g' - g| / |g|; g: {plain})"
+    if error <= MAX_RELATIVE_ERROR:
         log.info("%s", text)
+        return
+    advice = f"no optimizer.eps up to {EPS[-1]:g} would do"
+    for larger in (size for size in EPS if size > eps):
+        off = agreement(projected_grads(session, loss_fn, larger, dtype), exact).relative_error
+        if off <= MAX_OFF:
+            advice = f"optimizer.eps={larger:g} would do, off by {100 * off:.0f}%"
+            break
+    log.warning("warning: %s: rounding hides the signal; %s; or use a larger batch_size, or float32", text, advice)
 
 
 def describe_exact(session: Session) -> str:
@@ -65,18 +73,12 @@ def describe_exact(session: Session) -> str:
     return "trainable weights and activations in float32, frozen weights rounded" if frozen else "all in float32"
 
 
-def relative_error(session: Session, loss_fn: LossFn, directions: int = DIRECTIONS) -> float:
-    """Return |g' - g| / |g|: projected gradients g' in the compute dtype, g in float32, in the run's first directions.
+def projected_grads(session: Session, loss_fn: LossFn, eps: float, dtype: torch.dtype) -> list[float]:
+    """Return the projected gradients in the run's first directions; theta is not changed.
 
-    Frozen weights are rounded to the compute dtype for both (`PerturbedForward.set_compute_dtype`).
-
-    It takes four forwards per direction and does not change theta. It is inf if g is 0 in all directions.
+    Frozen weights are rounded to the run's compute dtype, whatever `dtype` is (`PerturbedForward.set_compute_dtype`).
     """
-    eps, dtypes = zeroth_order(session.config.optimizer).eps, (torch.float32, session.forward.compute_dtype)
-    exact, rounded = (
-        [measure_losses(session, loss_fn, step, eps, dtype)[2] for step in range(directions)] for dtype in dtypes
-    )
-    return agreement(rounded, exact).relative_error
+    return [measure_losses(session, loss_fn, step, eps, dtype)[2] for step in range(DIRECTIONS)]
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.training import precision
 from mezo_cli.training.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
@@ -20,7 +21,10 @@ def made(folder: Path, *words: str) -> Session:
 
 def error(folder: Path, *words: str) -> float:
     session = made(folder, *words)
-    return precision.relative_error(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
+    loss_fn = session.loss_of(session.encoder.encode_all(SENTENCES))
+    eps, dtypes = zeroth_order(session.config.optimizer).eps, (session.forward.compute_dtype, torch.float32)
+    rounded, exact = (precision.projected_grads(session, loss_fn, eps, dtype) for dtype in dtypes)
+    return precision.agreement(rounded, exact).relative_error
 
 
 def test_float32_against_itself_has_no_error(roberta: Path) -> None:
@@ -35,16 +39,24 @@ def test_the_error_is_larger_for_a_small_eps(roberta: Path) -> None:
 def test_theta_and_the_compute_dtype_stay(roberta: Path) -> None:
     session = made(roberta, "model.compute_dtype=bfloat16")
     before = {name: p.clone() for name, p in session.params.tensors.items()}
-    precision.relative_error(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
+    precision.check(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
     assert session.forward.compute_dtype == torch.bfloat16
     assert all(torch.equal(before[name], p) for name, p in session.params.tensors.items())
 
 
-@pytest.mark.parametrize(("eps", "level"), [(1e-5, logging.WARNING), (3e-2, logging.INFO)])
-def test_a_run_is_warned(roberta: Path, eps: float, level: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("eps", "level", "said"),
+    [
+        (1e-5, logging.WARNING, "rounding hides the signal; optimizer.eps=0.003 would do, off by "),
+        (3e-2, logging.INFO, "bfloat16: projected gradients are off by "),
+    ],
+)
+def test_a_run_is_warned_and_told_the_eps_that_would_do(
+    roberta: Path, eps: float, level: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     session = made(roberta, "model.compute_dtype=bfloat16", f"optimizer.eps={eps}")
     with caplog.at_level(logging.INFO, logger="mezo"):
         precision.check(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
     (record,) = caplog.records
     assert record.levelno == level
-    assert ("rounding hides the signal" in record.message) == (level == logging.WARNING)
+    assert said in record.message
