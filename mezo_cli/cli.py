@@ -211,6 +211,18 @@ def replay(
 
 
 @app.command(rich_help_panel="Use a run's weights")
+def verify(
+    run: RunDir,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="data.dir=DIR, objective.reward=FILE.py:function.")
+    ] = None,
+    base: Base = None,
+) -> None:
+    """Rebuild the picked weights from base model and trajectory, and compare weights and scores with the run's."""
+    raise typer.Exit(commands.verify.verify(run, overrides or [], base))
+
+
+@app.command(rich_help_panel="Use a run's weights")
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help=ANY_RUN)],
     text: Annotated[

@@ -126,6 +126,14 @@ def device_name(device: Any) -> str:
     return str(device)
 
 
+def describe_arithmetic(device: Any, dtype: str) -> dict[str, str]:
+    """Return what the bits of a forward depend on besides weights and rows: device, threads, CPU, torch and dtype."""
+    import torch
+
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return {"device": device_name(device), "CPU capability": cpu, "torch": torch.__version__, "dtype": dtype}
+
+
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or else all that torch finds."""
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")

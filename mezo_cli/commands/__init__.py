@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mezo_cli.commands import sweep as sweep
     from mezo_cli.commands import train as train
     from mezo_cli.commands import tune as tune
+    from mezo_cli.commands import verify as verify
 
 
 def __getattr__(name: str) -> ModuleType:

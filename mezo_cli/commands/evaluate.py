@@ -68,7 +68,7 @@ def evaluate(
             config, name = build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path)
         else:
             with in_turn(ranks):
-                opened = _with_own_settings(open_run(path, checkpoint, base), overrides)
+                opened = with_own_settings(open_run(path, checkpoint, base), overrides)
             config, name = opened.config, opened.name
         result = _evaluate_split(config, name, opened, split, Console(quiet=True) if quiet else console)
     rows = len(result.values)
@@ -102,7 +102,7 @@ def _check_plain(path: Path, overrides: Sequence[str], checkpoint: str | None, b
             raise UserError(f"{option} {value}: {path} is a plain model folder; the option needs a run")
 
 
-def _with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
+def with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
     """Return a run with the data and the code that the user has given for it."""
     overrides, own = split_own_code(overrides)
     config, info = with_own_code(opened.config, own), opened.run.info()

@@ -263,7 +263,7 @@ def _completions(run: Entry) -> dict[str, Any]:
 def _commands(run: Entry, completions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return what can be done with the run -> the command for it."""
     config, info = run.config, run.info
-    resumable = "weights" not in info  # as of a run that `mezo export --trajectory` wrote
+    resumable = "argv" in info  # not as of a run that `mezo export --trajectory` wrote
     fixed = config.optimizer.depends_on_total_steps or config.forwards is not None or not config.steps
     data = ["data.dir=DIR"] if config.data.name == "files" and data_dir(config.data) is None else []
     words = [str(word) for word in info.get("argv") or ()][1:]

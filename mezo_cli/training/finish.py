@@ -8,6 +8,7 @@ from mezo_cli import system
 from mezo_cli.config.schema import Example
 from mezo_cli.console import ProgressReporter
 from mezo_cli.errors import RunStopped
+from mezo_cli.models import fingerprint
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs import trajectory
 from mezo_cli.training.divergence import Divergence
@@ -89,6 +90,7 @@ def finish(
         shared = {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": run_log.exchanged_bytes_per_step()}
         log.info("ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", *shared.values())
         summary["distributed"] = shared
+    run.update(weights={"best": {"step": best, "sha256": fingerprint(session.loaded.model)}})
     run_log.summary(summary)
     return summary
 

@@ -157,6 +157,7 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
         **session.objective.describe(),
         metric=config.chosen_metric,
         device=system.device_name(session.loaded.device),
+        arithmetic=system.describe_arithmetic(session.loaded.device, config.model.compute_dtype),
         matmul_precision=torch.get_float32_matmul_precision(),
         task_version=config.task.version,
         trainable=session.trainable(),

@@ -47,7 +47,7 @@ def find_step(config: Config, run: Run, name: str) -> int:
     stored = run.checkpoint_step(name)
     if stored is not None:
         return stored
-    _require_trajectory(config, run, name)
+    require_trajectory(config, run, name)
     last, finished = len(run.read_trajectory()), run.status() == "finished"
     steps = run.steps_at_end(config.steps)
     if finished and last != steps:
@@ -140,10 +140,14 @@ def load_for_resume(config: Config, run: Run, step: int) -> Session:
     return session
 
 
-def replay_from_base(config: Config, run: Run, step: int) -> Session:
-    """Return a session at the weights and the method's state of `step`, from base model and trajectory alone."""
+def replay_from_base(config: Config, run: Run, step: int, *, checks: bool = True) -> Session:
+    """Return a session at the weights and the method's state of `step`, from base model and trajectory alone.
+
+    `checks`: weights that are not those of the run are refused.
+    """
     past = _read_trajectory(config, run, step)
-    return _check_weights(_replay(load_start(config, run, past), run, past, 0, step), run, step)
+    session = _replay(load_start(config, run, past), run, past, 0, step)
+    return _check_weights(session, run, step) if checks else session
 
 
 def _check_weights(session: Session, run: Run, step: int) -> Session:
@@ -248,14 +252,15 @@ def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[Step
 
 def _read_trajectory(config: Config, run: Run, step: int, for_resume: bool = False) -> Trajectory:
     """Return the trajectory, which has to reach a step; `for_resume`: what follows may be damaged, and is cut."""
-    _require_trajectory(config, run, f"step {step}")
+    require_trajectory(config, run, f"step {step}")
     past = trajectory.read(run.trajectory) if for_resume else run.read_trajectory()
     if not 0 <= step <= len(past):
         raise UserError(f"step {step}: {run.trajectory} holds steps 0 to {len(past)}")
     return past
 
 
-def _require_trajectory(config: Config, run: Run, what: str) -> None:
+def require_trajectory(config: Config, run: Run, what: str) -> None:
+    """Refuse a run whose method writes no trajectory; `what` needs one."""
     if not config.optimizer.replayable:
         steps = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
         checkpoints_held = [f"{name} (step {step})" for name, step in steps.items() if step is not None]
