@@ -14,6 +14,7 @@ from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section, count
+from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from mezo_cli.sweep.plan import plan_sweep
 from mezo_cli.system import device_name, import_torch
@@ -55,12 +56,19 @@ def _jobs(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> l
     if not multirun:
         job = compose.load(overrides, config_dir)
         Run.check_free(job.directory)
-        return [job.config]
+        return _with_rates([job.config])
     from mezo_cli.commands.sweep import make_record
 
     sweep = plan_sweep(overrides, config_dir)
     make_record(sweep)
-    return [job.config for job in sweep.jobs]
+    return _with_rates([job.config for job in sweep.jobs])
+
+
+def _with_rates(configs: list[Config]) -> list[Config]:
+    """Return the configs, each of which needs a learning rate."""
+    if any(config.optimizer.picks_rate for config in configs):
+        raise UserError("optimizer.lr=auto: doctor judges a rate that is given; give a number")
+    return configs
 
 
 def _document(prepared: "Prepared", loading: float, jobs: Sequence[Config], sections: list[Section]) -> dict[str, Any]:

@@ -34,8 +34,10 @@ def execute(
         prepare()
         run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()
-        from mezo_cli.training import loop  # imports torch
+        from mezo_cli.training import loop, rate  # they import torch
 
+        if config.optimizer.picks_rate:
+            config = rate.with_chosen_rate(config, run)
         summary, first = loop.train(config, run, console)
         if run.writes:
             _log_results(run, summary, first, config)

@@ -100,6 +100,8 @@ def tune(
     if goal not in GOALS:
         raise UserError(f"--goal {goal}: allowed are {', '.join(GOALS)}")
     base, plan = _compose_base(overrides, config_dir)
+    if base.optimizer.picks_rate:
+        raise UserError("optimizer.lr=auto: a search tries rates itself; give a number")
     searched = parse_ranges(ranges, base)
     kept = [text for text in split_own_code(overrides)[0] if not text.lstrip("+").startswith("hydra")]
     for end in ("low", "high"):

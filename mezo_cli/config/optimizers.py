@@ -3,7 +3,15 @@
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from mezo_cli.config.base import (
     Conflicts,
@@ -26,6 +34,7 @@ MomentDecay = Annotated[Number, Field(ge=0.0, le=0.9999)]
 SlowMomentDecay = Annotated[Number, Field(ge=0.0, le=0.999999)]
 Samples = Annotated[Positive, Field(le=10_000)]
 CLIP_WINDOW = 100
+AUTO = "auto"
 CLIP_SETTINGS = ("clip_g", "clip_window")  # the header of a trajectory has them apart
 
 
@@ -42,6 +51,12 @@ def _bound(value: Any) -> str:
     return f"q{number:g}" if quantile else repr(number)
 
 
+def _auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
+    """Return `auto`, which is chosen when a run begins (training/rate.py), or what a number becomes."""
+    return value if value == AUTO else number(value)
+
+
+Rate = Annotated[Number, WrapValidator(_auto), PlainSerializer(lambda value: value, return_type=Any)]
 NoiseName = Annotated[Text, AfterValidator(NOISES.check), WithJsonSchema({"enum": [*NOISES.built_in]})]
 ClipBound = Annotated[str, BeforeValidator(_bound)]
 
@@ -99,6 +114,7 @@ class MezoConfig(ZerothOrderConfig):
     implementation: ClassVar[str] = "mezo_cli.optim.mezo:Mezo"
     title: ClassVar[str] = "MeZO"
     adds_directions: ClassVar[bool] = True
+    lr: Rate = Field(1e-6, ge=0.0, le=3e38, description="learning rate; auto: the best of four tried rates")
 
 
 class NullSignsConfig(MezoConfig):
@@ -107,6 +123,7 @@ class NullSignsConfig(MezoConfig):
     implementation: ClassVar[str] = "mezo_cli.optim.mezo:NullSigns"
     title: ClassVar[str] = "null (random signs)"
     has_engine: ClassVar[bool] = False
+    lr: Number = Field(1e-6, ge=0.0, le=3e38, description="learning rate")
 
 
 class MezoMomentumConfig(ZerothOrderConfig):

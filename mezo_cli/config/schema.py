@@ -198,6 +198,11 @@ class OptimizerConfig(Settings):
     lr: Number = Field(1e-6, ge=0.0, le=3e38, description="learning rate")  # float32, as the trajectory stores it
 
     @property
+    def picks_rate(self) -> bool:
+        """Whether lr is `auto`, until a race has found it."""
+        return isinstance(self.lr, str)
+
+    @property
     def adds_directions(self) -> bool:
         """Whether an update is `Params.update` and nothing else, a sum of c z: what an engine computes too."""
         return False

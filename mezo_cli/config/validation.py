@@ -9,6 +9,7 @@ from typing import Any
 
 from mezo_cli.config.base import MISSING, Conflicts, SettingError, show
 from mezo_cli.config.explain import is_group, readers, unknown_key, validate
+from mezo_cli.config.rates import ROWS
 from mezo_cli.config.registry import CHOICES, ENGINE_OBJECTIVES, LOGGERS, OBJECTIVES, PEFT
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError, did_you_mean, install, join, without_credentials
@@ -184,6 +185,13 @@ def _training(config: Config) -> Conflicts:
     if optimizer.needs_backward and not config.objective.is_differentiable:
         why = f"it has no gradient, and {chosen} needs one"
         yield "objective.loss", f"{why}; use {config.objective.differentiable_loss}"
+    if optimizer.picks_rate:
+        known = join(sorted({f"peft={row.peft}" for row in ROWS}))
+        if config.peft.name not in {row.peft for row in ROWS}:
+            yield "optimizer.lr", f"there are rates to begin with for {known} alone: give a number"
+        for key, value in {"engine": config.engine.name, "init": config.init}.items():
+            if value != "none":
+                yield "optimizer.lr", f"rates are tried without {key}={value}: give a number"
     if optimizer.name == "linear_probe" and config.init != "linear_probe":
         yield "init", "optimizer=linear_probe needs init=linear_probe"
     if optimizer.name == "linear_probe" and config.steps:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from mezo_cli.config.optimizers import zeroth_order
+from mezo_cli.config.rates import advise
 from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Section, count, short
 
@@ -97,10 +98,17 @@ def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
 # --- the finding ---
 
 
-def judge(section: Section, estimated: Estimate | None, config: Config, larger_eps: float | None) -> None:
+def judge(
+    section: Section, estimated: Estimate | None, config: Config, larger_eps: float | None, parameters: int
+) -> None:
     """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
 
-    `larger_eps`: to try where the run's own is lost in rounding; None where it is not.
+    Args:
+        section: gets the finding.
+        estimated: the best learning rate, if enough was measured.
+        config: of the run.
+        larger_eps: to try where the run's own is lost in rounding; None where it is not.
+        parameters: of the model, for the rate that runs like this one begin with.
     """
     lr, n = config.optimizer.lr, zeroth_order(config.optimizer).directions
     figures: dict[str, Any] = {"optimizer_lr": lr, **({} if estimated is None else asdict(estimated)), "lr": None}
@@ -124,8 +132,8 @@ def judge(section: Section, estimated: Estimate | None, config: Config, larger_e
     else:
         verdict, said = OK, "looks safe"
     text = (
-        f"optimizer.lr={lr:g} {said}. The best single step is at about {best:.1e} (+- {error:.0e}){terms};"
-        f" at {lr:g} the loss changes by {change:.1e} per step at first"
+        f"optimizer.lr={lr:g} {said}. An upper bound for the first steps is about {best:.1e} (+- {error:.0e}){terms};"
+        f" at {lr:g} the loss changes by {change:.1e} per step at first{advise(parameters, config.peft.name)}"
     )
     section.add(verdict, "learning_rate", text, advice, **(figures | {"lr": best, "expected_change": change}))
 

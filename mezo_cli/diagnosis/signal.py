@@ -21,6 +21,7 @@ from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
 from mezo_cli.models.loading import DTYPES
+from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.optim import LossFn
 from mezo_cli.training.precision import (
     EPS,
@@ -86,7 +87,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     _judge_zeros(section, rows, config)
     estimated = learning_rate.estimate(whole_directions(losses, eps, whole), eps)
     larger_eps = max(better, PAPER_EPS) if hides(noise) else None
-    learning_rate.judge(section, estimated, config, larger_eps)
+    learning_rate.judge(section, estimated, config, larger_eps, count_parameters(session.loaded.model))
     return section
 
 

@@ -26,7 +26,7 @@ from mezo_cli.report.settings import (
     matches,
     unused,
 )
-from mezo_cli.runs import Run, find_runs, trajectory
+from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs, trajectory
 from mezo_cli.runs.scores import metrics_of, picked_start
 
 if TYPE_CHECKING:  # `mezo show` needs no pandas
@@ -148,9 +148,9 @@ class Entry:
         return float(self.summary.get("seconds", max(known, default=0.0)))
 
     def forwards(self, step: int) -> int:
-        """Return the forwards of a batch until a step, those of a linear probe before the first included."""
-        probe = (self.info.get("probe") or {}).get("forwards", 0)
-        return self.config.optimizer.count_forwards(step, self.config.steps)["forwards"] + int(probe)
+        """Return the forwards of a batch until a step, those before the first step included."""
+        before = sum(self.info[what]["forwards"] for what in BEFORE_TRAINING if what in self.info)
+        return self.config.optimizer.count_forwards(step, self.config.steps)["forwards"] + int(before)
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """Yield the run's rows of the table, but for the logged steps."""

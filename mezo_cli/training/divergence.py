@@ -5,6 +5,7 @@ import statistics
 from collections import deque
 
 from mezo_cli.config.optimizers import PerturbationConfig
+from mezo_cli.config.rates import advise
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import RunFailed
 from mezo_cli.optim import StepResult, not_finite
@@ -49,14 +50,11 @@ class Divergence:
         self.reason = means if diverged else None
         self._lowest = min(self._lowest, mean)
 
-    def warn(self, config: Config, step: int) -> None:
+    def warn(self, config: Config, run: Run, step: int) -> None:
         """Say once that the run has diverged."""
         if self.reason is not None and not self.was_told:
             self.was_told = True
-            log.warning(
-                "warning: step %d: the run has diverged: %s; try a lower optimizer.lr (now %g)",
-                *(step, self.reason, config.optimizer.lr),
-            )
+            log.warning("warning: step %d: the run has diverged: %s; %s", step, self.reason, lower_rate(config, run))
 
 
 def check_finite(config: Config, run: Run, step: int, result: StepResult) -> None:
@@ -67,6 +65,13 @@ def check_finite(config: Config, run: Run, step: int, result: StepResult) -> Non
         other = ""
         if isinstance(optimizer, PerturbationConfig):
             other = f" or another optimizer.eps (now {optimizer.eps:g})"
-        raise RunFailed(
-            f"step {step}: the loss is not finite ({wrong}); try a lower optimizer.lr (now {optimizer.lr:g}){other}"
-        )
+        raise RunFailed(f"step {step}: the loss is not finite ({wrong}); {lower_rate(config, run, other)}")
+
+
+def lower_rate(config: Config, run: Run, other: str = "") -> str:
+    """Return the advice for a run that has diverged, with the rate that runs like it begin with."""
+    trained = run.info()["trainable"]
+    known = (
+        advise(round(trained["count"] / trained["share"]), config.peft.name) if config.optimizer.name == "mezo" else ""
+    )
+    return f"try a lower optimizer.lr (now {config.optimizer.lr:g}){other}{known}"

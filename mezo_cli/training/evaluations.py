@@ -11,6 +11,7 @@ from mezo_cli.console import ProgressReporter, describe_completion, format_score
 from mezo_cli.errors import RunFailed, UserError, did_you_mean, join
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.training import restore
+from mezo_cli.training.divergence import lower_rate
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.run_log import RunLog
 from mezo_cli.training.session import Session, not_finite_at_start
@@ -145,7 +146,7 @@ class Evaluations:
         if not evaluation.is_finite:
             self.run_log.run.update(verdict=DIVERGED)
             raise RunFailed(
-                f"step {step}: the loss of the evaluation is not finite: the weights have diverged; try a lower "
-                f"optimizer.lr (now {config.optimizer.lr:g})"
+                f"step {step}: the loss of the evaluation is not finite: the weights have diverged; "
+                f"{lower_rate(config, self.run_log.run)}"
             )
         return evaluation

@@ -10,7 +10,7 @@ from mezo_cli.console import ProgressReporter
 from mezo_cli.errors import RunStopped
 from mezo_cli.models import fingerprint
 from mezo_cli.objectives.scoring import Evaluation
-from mezo_cli.runs import trajectory
+from mezo_cli.runs import BEFORE_TRAINING, trajectory
 from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.evaluations import Evaluations
 from mezo_cli.training.session import Session
@@ -65,7 +65,7 @@ def finish(
         run.write_predictions({**session.objective.describe_row(row), **record} for row, record in pairs)
     info, forwards = run.info(), optimizer.count_forwards(run_log.step)
     probe, reward, stopped = info.get("probe"), info.get("reward"), info.get("stopped")
-    forwards["forwards"] += probe["forwards"] if probe else 0
+    forwards["forwards"] += sum(info[before]["forwards"] for before in BEFORE_TRAINING if before in info)
     untrained = {name: session.objective.assess(values, scores.rows[name]) for name, values in scores.untrained.items()}
     results = _results(session, scores, untrained, evaluations)
     word, reason = None, None

@@ -90,7 +90,7 @@ def train(config: Config, run: Run, console: Console) -> tuple[dict[str, Any], M
                 if config.logs_at(step + 1):
                     divergence.add(result.loss)
                 scores.on_dev(session, progress)
-                divergence.warn(config, step + 1)
+                divergence.warn(config, run, step + 1)
                 stop_reason = find_stop_reason(scores, divergence)
             if stop_reason is not None:
                 stop_early(stop_reason, session, scores, progress)

@@ -98,7 +98,7 @@ FOUND = Estimate(
 )
 def test_the_run_s_learning_rate_is_judged(lr: float, steps: int, verdict: str, said: str) -> None:
     section = Section("signal")
-    learning_rate.judge(section, FOUND, config(f"optimizer.lr={lr}", f"steps={steps}"), None)
+    learning_rate.judge(section, FOUND, config(f"optimizer.lr={lr}", f"steps={steps}"), None, 10**9)
     found = only(section)
     assert found.verdict == verdict
     assert said in f"{found.text} -> {found.advice}"
@@ -119,7 +119,7 @@ def test_a_learning_rate_that_cannot_be_told_is_unknown_and_its_cause_is_named(
     changed: dict[str, float] | None, larger_eps: float | None, why: str, advice: str
 ) -> None:
     section, unclear = Section("signal"), None if changed is None else dataclasses.replace(FOUND, **changed)
-    learning_rate.judge(section, unclear, config("optimizer.eps=1e-5"), larger_eps)
+    learning_rate.judge(section, unclear, config("optimizer.eps=1e-5"), larger_eps, 10**9)
     found = only(section)
     assert found.verdict == UNKNOWN
     assert found.figures["lr"] is None

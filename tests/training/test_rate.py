@@ -1,0 +1,91 @@
+"""optimizer.lr=auto: four rates race on rows of train, and the run is one with the chosen rate given."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mezo_cli.config.rates import ROWS, find_rate
+from mezo_cli.runs import Run
+from mezo_cli.training import rate
+from tests.command_line import error_line, mezo, small
+from tests.interruption import last_weights
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "choose-a-rate.md"
+AUTO = "optimizer.lr=auto"
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+
+def words(roberta: Path, movies: Path, run: Path, *more: str) -> list[str]:
+    return small(roberta, movies, run, "steps=20", "eval_every=10", "peft=lora", *more)
+
+
+@pytest.mark.parametrize("more", [(), ("optimizer.samples=2", "data.batches=balanced", "model.compute_dtype=bfloat16")])
+def test_the_run_is_one_with_the_chosen_rate_given(
+    more: tuple[str, ...], roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    assert mezo("train", *words(roberta, movies, tmp_path / "auto", AUTO, *more)).code == 0
+    auto = Run(tmp_path / "auto")
+    race = auto.info()["race"]
+    assert race["chosen"] == float(min(race["losses"], key=lambda name: race["losses"][name]))
+    assert sorted(map(float, race["losses"])) == [0.0033, 0.01, 0.03, 0.09]
+    assert yaml.safe_load((auto.path / "config.yaml").read_text())["optimizer"]["lr"] == race["chosen"]
+    given = words(roberta, movies, tmp_path / "given", f"optimizer.lr={race['chosen']}", *more)
+    assert mezo("train", *given).code == 0
+    plain = Run(tmp_path / "given")
+    assert auto.trajectory.read_bytes() == plain.trajectory.read_bytes()
+    assert last_weights(auto.path) == last_weights(plain.path)
+    per_step = 2 * (2 if more else 1)
+    assert race["steps"] == 1
+    assert race["forwards"] == 4 * per_step
+    assert auto.read_summary()["forwards"] == plain.read_summary()["forwards"] + race["forwards"]
+
+
+def test_a_race_that_was_stopped_begins_anew_and_a_run_has_one_race(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    races, whole = [], rate.race
+
+    def stop(prepared: object, lr: float) -> float:
+        races.append(lr)
+        if len(races) == 3:
+            raise KeyboardInterrupt
+        return whole(prepared, lr)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rate, "race", stop)
+    assert mezo("train", *words(roberta, movies, tmp_path / "run", AUTO)).code != 0
+    assert mezo("resume", tmp_path / "run").code == 0
+    assert races[:3] == races[3:6]
+    assert mezo("resume", tmp_path / "run", "steps=22").code == 0
+    assert len(races) == 7
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["peft=bias"], "there are rates to begin with for peft=head, peft=lora, peft=none, peft=prefix alone"),
+        (["init=linear_probe", "peft=head"], "rates are tried without init=linear_probe"),
+        (["optimizer=lozo"], "optimizer.lr=auto: allowed is a finite number"),
+        (["optimizer=null_signs"], "optimizer.lr=auto: allowed is a finite number"),
+    ],
+)
+def test_what_has_no_race_is_refused(more: list[str], why: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    line = error_line(mezo("train", *words(roberta, movies, tmp_path / "run", *more, AUTO)))
+    assert why in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["doctor", "tune"])
+def test_commands_that_need_a_rate_say_so(command: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
+    given = [word for word in words(roberta, movies, tmp_path / "run", AUTO) if not word.startswith("hydra")]
+    assert "optimizer.lr=auto: " in error_line(mezo(command, *given))
+
+
+def test_the_page_has_the_table() -> None:
+    lines = [re.findall(r"[^|]+", line) for line in PAGE.read_text().splitlines() if "| `peft=" in line]
+    table = {(size.strip(), peft.strip().strip("`")): float(lr) for size, peft, lr, *_ in lines if "parameters" in size}
+    shown = {3e7: "below 30 M", 2e8: "below 200 M", 6e8: "below 600 M", float("inf"): "600 M and more"}
+    assert table == {(f"{shown[row.below]} parameters", f"peft={row.peft}"): row.lr for row in ROWS}
+    assert find_rate(10**9, "head") is None
