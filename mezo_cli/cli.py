@@ -341,7 +341,7 @@ def data(
 def doctor(
     overrides: Overrides = None,
     multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Add up the cost of a sweep.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print doubts and unknowns only.")] = False,

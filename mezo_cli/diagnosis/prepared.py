@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.diagnosis import cost, label_words, rewards, signal
+from mezo_cli.diagnosis import cost, label_words, rewards, rival, signal
 from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.models.loading import DTYPES
@@ -18,7 +18,7 @@ from mezo_cli.training.linear_probe import find_output_layer
 from mezo_cli.training.prepare import Prepared, prepare
 from mezo_cli.training.session import Session
 
-WORDS, SIGNAL = 0.3, 0.6  # fractions of the time that is left when the check begins
+WORDS, SIGNAL, COST = 0.15, 0.4, 0.35  # fractions of the time that is left when the check begins
 
 
 def prepare_run(config: Config) -> tuple[Prepared, float]:
@@ -57,4 +57,6 @@ def diagnose(prepared: Prepared, loading: float, jobs: Sequence[Config], deadlin
         by_rewards = isinstance(session.objective, Generation) and not session.config.objective.is_differentiable
         yield (rewards if by_rewards else signal).check(prepared, deadline.part(SIGNAL))
     with explain_device_errors("one step", advice):
-        yield cost.check(prepared, loading, jobs, deadline)
+        section = cost.check(prepared, loading, jobs, deadline.part(COST))
+        rival.check(section, session, deadline)
+        yield section

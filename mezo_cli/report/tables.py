@@ -20,6 +20,7 @@ INFERRED = (
     " 13 21 42 87 100 if they are among them"
 )
 UNCERTAIN = "? the paper's number was read from a damaged table"
+COST_NOISE = 1.2
 UNIT = "percent; a metric that is no fraction, as it is"
 COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of means and stds, or of single runs
 
@@ -52,9 +53,11 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
     With `seeds`, a further table shows the picked point of each data seed.
     """
     tables = []
-    for title, same in groupby(groups, key=lambda g: f"{g.model}, {g.objective}, {g.loss}"):
+    for title, members in groupby(groups, key=lambda g: f"{g.model}, {g.objective}, {g.loss}"):
+        same = list(members)
         table = make_table(title, [_group_row(group) for group in same], left=4)
         empty = [name for name in ("paper", "diff") if not table["paper"].any()]
+        empty += [name for name in ("peak GB", "s/step") if not _differs([_costs(group)[name] for group in same])]
         if (table["chosen"] == "-").all():
             empty.append("chosen")
             table.attrs["left"] = 3
@@ -83,9 +86,24 @@ def _group_row(group: Group) -> dict[str, str | None]:
         "seeds": f"{len(group.results)}{f', {group.diverged} diverged' if group.diverged else ''}",
         "dev": format_mean(group.metric, group.dev, marked=bool(group.at_start)),
         "test": format_mean(group.metric, group.mean, group.std, marked=bool(group.at_start)),
+        **{name: "" if value is None else f"{value:.2g}" for name, value in _costs(group).items()},
         "paper": "" if group.paper_number is None else group.paper_number.text,
         "diff": difference,
     }
+
+
+def _costs(group: Group) -> dict[str, float | None]:
+    """Return the medians of the peak memory and of the seconds per step of the runs that count."""
+    peaks = [run.summary["peak_memory_bytes"] / 1e9 for run in group.results if run.summary.get("peak_memory_bytes")]
+    steps = [run.summary["seconds"] / run.summary["steps"] for run in group.results if run.summary.get("steps")]
+    known = {"peak GB": peaks, "s/step": steps}
+    return {name: float(np.median(values)) if values else None for name, values in known.items()}
+
+
+def _differs(values: Sequence[float | None]) -> bool:
+    """Return whether a cost differs between groups by more than the noise of a machine."""
+    known = [value for value in values if value]
+    return bool(known) and max(known) > COST_NOISE * min(known)
 
 
 def _pick_rows(group: Group) -> list[dict[str, str]]:

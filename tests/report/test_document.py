@@ -10,6 +10,7 @@ import pytest
 from mezo_cli.errors import UserError
 from mezo_cli.report.document import OPEN_END, document, thin
 from mezo_cli.report.frame import frame, read_run
+from mezo_cli.runs.jsonl import write_object
 from tests.report.run_directories import make_curves, make_run
 
 
@@ -134,7 +135,7 @@ def test_the_commands_depend_on_how_the_run_ended(
 
 def test_a_shared_folder_is_not_resumed(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", {"data.name": "files"}, grads=[1.0])
-    made.update(weights={})
+    write_object(made.path / "run.json", {key: value for key, value in made.info().items() if key != "argv"})
     found = told(made.path)["commands"]
     assert found["Evaluate"].endswith("--split test data.dir=DIR")
     assert "Train longer" not in found

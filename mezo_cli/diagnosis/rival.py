@@ -1,0 +1,156 @@
+"""Measure backpropagation with checkpointed activations beside MeZO's step: the honest rival of its memory.
+
+    python -m mezo_cli.diagnosis.rival PARENT < config.yaml     # in a child process: three steps, and one line of JSON
+
+Each method takes its steps in a process of its own, so that none sees the memory of another. The peak is that of the
+process (of the allocator on a GPU) beyond what it had after the imports, loading included.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+import psutil  # type: ignore[import-untyped]
+import torch
+
+from mezo_cli import system
+from mezo_cli.config.adapters import LoraConfig
+from mezo_cli.config.base import SettingError
+from mezo_cli.config.optimizers import AdamWConfig
+from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import from_yaml, to_yaml
+from mezo_cli.config.validation import check_rules
+from mezo_cli.diagnosis.findings import NOTE, OK, UNKNOWN, Deadline, Section
+from mezo_cli.errors import UserError, join
+from mezo_cli.models.parameter_names import count_parameters
+from mezo_cli.training.session import Session
+
+STEPS = 3
+MOST_SECONDS = 120.0  # for all of them
+ADAM_BYTES = 12  # of a trained parameter: its gradient and two moments, in float32
+
+LATE = "was not measured: too little time"
+
+Measured = Mapping[str, float]  # `peak_bytes` beyond the imports, and `seconds` per step
+
+
+def check(section: Section, session: Session, deadline: Deadline) -> None:
+    """Add the finding: memory and time of a step by the run's optimizer, by AdamW with the run's peft, with a LoRA."""
+    own = session.config
+    if not own.steps or own.optimizer.needs_backward or own.engine.name != "none":
+        return
+    end, name = Deadline(min(MOST_SECONDS, deadline.left)), own.optimizer.name
+    found = {name: _measured(own, end)}
+    for rival, config in rivals(own).items():
+        found[rival] = _too_large(config, session) or _measured(config, end)
+    known = {one: figures for one, figures in found.items() if not isinstance(figures, str)}
+    mine, said = known.get(name), []
+    for one, figures in found.items():
+        if isinstance(figures, str):
+            said.append(f"{one} {figures}")
+            continue
+        text = f"{one} {figures['peak_bytes'] / 1e9:.2g} GB, {figures['seconds']:.2g} s per step"
+        if mine and one != name:
+            text += f" (the time of {figures['seconds'] / mine['seconds']:.1f} steps of {name})"
+        said.append(text)
+    fits = [
+        one for one, figures in known.items() if mine and one != name and figures["peak_bytes"] <= mine["peak_bytes"]
+    ]
+    verdict, advice = (NOTE, f"{join(fits)} fits in that memory, and learns more per step") if fits else (OK, "")
+    if len(known) < 2:
+        verdict, advice = UNKNOWN, "give more --seconds" if any(LATE in one for one in found.values()) else ""
+    text = f"backpropagation with checkpointed activations beside it, memory beyond the imports: {'; '.join(said)}"
+    section.add(verdict, "backprop", text, advice, measured=known)
+
+
+def rivals(config: Config) -> dict[str, Config]:
+    """Return the runs by AdamW with checkpointed activations: with the run's peft, and with a LoRA."""
+    model = config.model.replace(checkpoint_activations=True, dtype="float32")
+    changed = config.replace(model=model, optimizer=AdamWConfig(name="adamw", lr=1e-5), init="none")
+    lora = changed.replace(peft=config.peft if isinstance(config.peft, LoraConfig) else LoraConfig(name="lora"))
+    return {f"adamw peft={config.peft.name}": changed, "adamw peft=lora": lora}
+
+
+def _too_large(config: Config, session: Session) -> str:
+    """Return why a rival is not run; empty if weights, gradient and moments fit in free memory."""
+    total = count_parameters(session.loaded.model)
+    trained = session.params.count if config.peft == session.config.peft else 0
+    needed, device = 4 * total + ADAM_BYTES * trained, session.loaded.device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return f"needs about {needed / 1e9:.2g} GB, and {free / 1e9:.2g} GB are free" if needed > free else ""
+
+
+def _measured(config: Config, deadline: Deadline) -> Measured | str:
+    """Return what a child process measures of a run's steps, or why it has not."""
+    command = [sys.executable, "-m", "mezo_cli.diagnosis.rival", str(os.getpid())]
+    try:
+        check_rules(config)
+        text, left = to_yaml(config), max(deadline.left, 0.01)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=left, check=False)
+    except SettingError as error:
+        return f"was not measured: {error}"
+    except subprocess.TimeoutExpired:
+        return LATE
+    if done.returncode:
+        return f"was not measured: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+# --- in the child process ---
+
+
+def take_steps(config: Config) -> dict[str, float]:
+    """Take the first steps of a run, and return what they took; nothing is written."""
+    from mezo_cli.data import load_splits
+    from mezo_cli.data.batch_sampler import BatchSampler
+    from mezo_cli.training.prepare import load_session
+
+    system.reset_peak_memory()
+    device = torch.device("cpu")
+    before = system.peak_memory(device)
+    train = load_splits(config).train
+    session = load_session(config, trains=True)
+    sampler = BatchSampler(len(train), config.batch_size, config.seed)
+    batches = [session.encoder.encode_all([train[i] for i in sampler.batch(step)]) for step in range(STEPS)]
+    session.exclude_unreachable(batches[0][0], batches[0])
+    if session.optimizer.replayable:
+        session.optimizer.keep_start(lambda: session.params)
+    seconds = []
+    for step, rows in enumerate(batches):
+        start = time.perf_counter()
+        with torch.no_grad():
+            session.step(rows, step)
+        system.trim_malloc()
+        seconds.append(time.perf_counter() - start)
+    device = session.loaded.device
+    peak = system.peak_memory(device) - (before if device.type != "cuda" else 0)
+    return {"peak_bytes": peak, "seconds": statistics.median(seconds[1:])}
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that has started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Read a config, take its steps, and print a line of JSON."""
+    threading.Thread(target=_end_with, args=[int(sys.argv[1])], daemon=True).start()
+    system.import_torch()
+    import peft as _  # noqa: F401  (what a LoRA imports is no memory of its steps)
+
+    try:
+        print(json.dumps(take_steps(from_yaml(sys.stdin.read()))))
+    except UserError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Backpropagation beside MeZO's step: real steps in processes of their own, and what the figures say."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mezo_cli.config.stored import to_yaml
+from mezo_cli.diagnosis import rival
+from mezo_cli.diagnosis.findings import NOTE, OK, UNKNOWN, Deadline, Finding, Section
+from tests.diagnosis.sessions import config, load, named
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+
+def found(session: object, seconds: float = 60.0) -> Finding:
+    section = Section("cost")
+    rival.check(section, session, Deadline(seconds))  # type: ignore[arg-type]
+    return named(section)["backprop"]
+
+
+def test_each_takes_steps_in_a_process_of_its_own(roberta: Path, movies: Path) -> None:
+    finding = found(load(roberta, "data=files", f"data.dir={movies}").session)
+    measured = finding.figures["measured"]
+    assert list(measured) == ["mezo", "adamw peft=none", "adamw peft=lora"]
+    assert all(one["peak_bytes"] > 1e5 and one["seconds"] > 0 for one in measured.values())
+    assert finding.text.count("s per step (the time of ") == 2
+
+
+def test_what_it_says_of_the_figures(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = load(roberta).session
+    peaks = {"mezo": 5e7, "adamw": 9e7}
+
+    def measured(job: object, deadline: Deadline) -> dict[str, float]:
+        return {"peak_bytes": peaks[job.optimizer.name], "seconds": 0.5}  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(rival, "_measured", measured)
+    assert found(session).verdict == OK
+    peaks["adamw"] = 4e7
+    finding = found(session)
+    assert (finding.verdict, finding.advice.split(" fits")[0]) == (NOTE, "adamw peft=none, adamw peft=lora")
+    monkeypatch.setattr(rival.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
+    finding = found(session)
+    assert (finding.verdict, finding.text.count("GB are free")) == (UNKNOWN, 2)
+
+
+def test_without_time_nothing_is_known(roberta: Path) -> None:
+    finding = found(load(roberta).session, 0.0)
+    assert (finding.verdict, finding.advice) == (UNKNOWN, "give more --seconds")
+
+
+@pytest.mark.parametrize("words", [["steps=0"], ["optimizer=adamw"]])
+def test_a_run_that_takes_no_step_of_mezo_has_no_rival(words: list[str], roberta: Path) -> None:
+    section = Section("cost")
+    rival.check(section, load(roberta, *words).session, Deadline(0.0))
+    assert not section.findings
+
+
+@pytest.mark.slow
+def test_the_child_ends_with_its_parent(roberta: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(to_yaml(config(f"model.path={roberta}", "batch_size=100000")))
+    words = f"[{sys.executable!r}, '-m', 'mezo_cli.diagnosis.rival', str(os.getpid())]"
+    code = f"import os, subprocess; subprocess.run({words}, stdin=open(0))"
+    with open(tmp_path / "config.yaml") as text:
+        parent = subprocess.Popen([sys.executable, "-c", code], stdin=text)
+    while not (children := psutil.Process(parent.pid).children()):
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
