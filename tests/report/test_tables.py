@@ -11,11 +11,12 @@ from rich.console import Console
 
 from mezo_cli.commands import compare
 from mezo_cli.report import paper
+from mezo_cli.report.frame import read_runs
 from mezo_cli.report.groups import group_runs
 from mezo_cli.report.output import Comparison, _csv, csv_cell
 from mezo_cli.report.tables import group_view, paper_view
 from tests.command_line import error_line, mezo
-from tests.report.run_directories import SEEDS, make_entry, make_grid
+from tests.report.run_directories import SEEDS, make_entry, make_grid, make_run
 
 FEW = {"data.shots": 16, "model.tie_embeddings": False}
 
@@ -182,3 +183,13 @@ def test_a_file_is_written_completely_or_not(
     assert result.code == 1
     assert f"--out {out}" in result.err
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "the old one")]
+
+
+def test_what_a_step_costs_is_shown_where_it_differs(tmp_path: Path) -> None:
+    for name, peak in {"mezo": 1.0, "mezo_momentum": 1.1, "mezo_adam": 2.5}.items():
+        run = make_run(tmp_path / name, {"optimizer.name": name})
+        run.write_summary({**run.read_summary(), "steps": 100, "seconds": 50.0, "peak_memory_bytes": peak * 1e9})
+    entries, _ = read_runs([tmp_path])
+    (table,) = group_view(group_runs(entries), seeds=False).tables
+    assert sorted(table["peak GB"]) == ["1", "1.1", "2.5"]
+    assert "s/step" not in table
