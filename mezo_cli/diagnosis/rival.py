@@ -6,6 +6,7 @@ Each method takes its steps in a process of its own, so that none sees the memor
 process (of the allocator on a GPU) beyond what it had after the imports, loading included.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -144,8 +145,7 @@ def main() -> None:
     """Read a config, take its steps, and print a line of JSON."""
     threading.Thread(target=_end_with, args=[int(sys.argv[1])], daemon=True).start()
     system.import_torch()
-    import peft as _  # noqa: F401  (what a LoRA imports is no memory of its steps)
-
+    importlib.import_module("peft")  # what a LoRA imports is no memory of its steps
     try:
         print(json.dumps(take_steps(from_yaml(sys.stdin.read()))))
     except UserError as error:
