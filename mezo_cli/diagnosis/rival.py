@@ -145,7 +145,7 @@ def main() -> None:
     """Read a config, take its steps, and print a line of JSON."""
     threading.Thread(target=_end_with, args=[int(sys.argv[1])], daemon=True).start()
     system.import_torch()
-    importlib.import_module("peft")  # what a LoRA imports is no memory of its steps
+    importlib.import_module("mezo_cli.commands.preload")  # what is imported later is no memory of the steps
     try:
         print(json.dumps(take_steps(from_yaml(sys.stdin.read()))))
     except UserError as error:

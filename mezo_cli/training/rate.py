@@ -1,12 +1,14 @@
-"""`optimizer.lr=auto`: four rates around a row of the table race, and the run takes the one with the lowest loss.
+"""`optimizer.lr=auto`: four rates around a row of the table race, and the run takes the best.
 
 Each begins at the run's own start and takes a twentieth of the run's steps on rows of train, of which a part is held
-out for the loss that decides. config.yaml and run.json then have the chosen rate, so that no second race is needed, and
-the run is the same, bit for bit, as one with that rate given.
+out for the loss that decides: the row's own rate is taken unless the loss of another is lower beyond chance. Then
+config.yaml and run.json have the chosen rate, so that no second race is needed, and the run is the same, bit for bit,
+as one with that rate given.
 """
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -17,6 +19,7 @@ from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.models.parameter_names import count_parameters
+from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
 from mezo_cli.runs import Run, recovery
@@ -40,29 +43,46 @@ def with_chosen_rate(config: Config, run: Run) -> Config:
     row = find_rate(count_parameters(prepared.session.loaded.model), config.peft.name)
     if row is None:
         raise UserError(f"optimizer.lr=auto: there is no rate to begin with for peft={config.peft.name}: give a number")
-    losses: dict[float, float] = {}
+    ended: dict[float, Evaluation | None] = {}
     for rate in rates_around(row):
-        if losses:  # each begins at the run's start
+        if ended:  # each begins at the run's start
             del prepared
             prepared = prepare(with_rate(config, rate), trains=True)
         with explain_device_errors("before the first step", smaller_batches(config), RunFailed):
-            losses[rate] = race(prepared, rate)
-        log.info("rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, losses[rate])
-    chosen = min(losses, key=lambda rate: (losses[rate], rate))
-    if not math.isfinite(losses[chosen]):
-        raise RunFailed(f"optimizer.lr=auto: the loss is not finite at any of {', '.join(f'{r:g}' for r in losses)}")
+            result = ended[rate] = race(prepared, rate)
+        log.info(
+            "rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, result.loss if result else math.inf
+        )
+    chosen = choose(ended, row.lr)
     steps, found = steps_of(config), with_rate(config, chosen)
-    forwards = len(losses) * config.optimizer.count_forwards(steps, config.steps)["forwards"]
-    finite = {f"{rate:g}": loss if math.isfinite(loss) else None for rate, loss in losses.items()}
-    log.info("rate   optimizer.lr=%g, the best of %d after %d steps of each", chosen, len(losses), steps)
+    forwards = len(ended) * config.optimizer.count_forwards(steps, config.steps)["forwards"]
+    losses = {f"{rate:g}": result.loss if result else None for rate, result in ended.items()}
+    log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each", chosen, len(ended), steps)
     if run.writes:
-        run.update(race={"losses": finite, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
+        run.update(race={"losses": losses, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
         recovery.change_end(run, to_yaml(found), {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
     return found
 
 
-def race(prepared: Prepared, rate: float) -> float:
-    """Return the loss on the held-out rows after the steps of a rate; inf if a loss is not finite."""
+def choose(ended: Mapping[float, Evaluation | None], usual: float) -> float:
+    """Return the rate with the lowest loss, of the usual one and those whose loss is lower than its beyond chance.
+
+    Beyond chance: the 95% interval of the difference, paired by row, has no 0 in it. None is a loss that is not finite.
+    """
+    finite = {rate: result for rate, result in ended.items() if result}
+    if not finite:
+        raise RunFailed(f"optimizer.lr=auto: the loss is not finite at any of {', '.join(f'{r:g}' for r in ended)}")
+    before = finite.get(usual)
+
+    def is_lower(result: Evaluation) -> bool:
+        return result.summary(before)["intervals"].get("loss", (0.0, 0.0))[1] < 0
+
+    better = {rate: one.loss for rate, one in finite.items() if before is None or one is before or is_lower(one)}
+    return min(better, key=lambda rate: (better[rate], rate))
+
+
+def race(prepared: Prepared, rate: float) -> Evaluation | None:
+    """Return the evaluation on the held-out rows after the steps of a rate; None if a loss is not finite."""
     session, train = prepared.session, prepared.rows["train"]
     config, optimizer = session.config, cast(ReplayableOptimizer, session.optimizer)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(config.seed)).tolist()
@@ -79,9 +99,9 @@ def race(prepared: Prepared, rate: float) -> float:
         for step in range(steps_of(config)):
             numbers = sampler.batch(config.batch_number(step))
             if not_finite(session.step([rows[i] for i in numbers], step, sampler.weights(numbers))):
-                return math.inf
-        loss = session.objective.evaluate(held, ranks=session.ranks).loss
-    return loss if math.isfinite(loss) else math.inf
+                return None
+        found = session.objective.evaluate(held, ranks=session.ranks)
+    return found if found.is_finite else None
 
 
 def steps_of(config: Config) -> int:
