@@ -58,11 +58,11 @@ def words_of(args: argparse.Namespace, model: str, method: str) -> list[str]:
 
 
 def sizes_of(method: str) -> list[tuple[int, list[str]]]:
-    """Return the micro-batches that are tried, the largest first, without and with checkpointed activations."""
+    """Return the micro-batches that are tried, the ends first, without and with checkpointed activations."""
     if method.startswith("MeZO"):
         return [(16, [])]
     ways = [[]] if "head" in method else [[], CHECKPOINTED]
-    return [(size, [f"micro_batch_size={size}", *way]) for size in (16, 8, 4, 2, 1) for way in ways]
+    return [(size, [f"micro_batch_size={size}", *way]) for size in (16, 1, 8, 4, 2) for way in ways]
 
 
 def measure(args: argparse.Namespace, model: str, method: str, words: list[str]) -> dict[str, float] | str:
@@ -86,19 +86,20 @@ def memory(args: argparse.Namespace) -> None:
         for method in METHODS:
             tried: list[dict[str, Any]] = []
             for size, words in sizes_of(method):
-                if most is not None and size not in (16, 1) and any(one["peak"] <= most for one in tried):
-                    continue
+                known = max((one["size"] for one in tried if one["peak"] <= (most or 0)), default=0)
+                if size not in (16, 1) and (known == 0 or known > size):
+                    continue  # not even one row fits, or more rows do
                 result = measure(args, model, method, words)
                 if isinstance(result, str):
-                    tried.append({"words": words, "why": result, "peak": float("inf")})
+                    tried.append({"words": words, "size": size, "why": result, "peak": float("inf")})
                 else:
                     tried.append({"words": words, "size": size, "peak": result["peak_bytes"]})
                 print(model, method, tried[-1], flush=True)
             most = most or tried[0]["peak"]
             fitting = [one for one in tried if one["peak"] <= most]
-            chosen = (fitting or [min(tried, key=lambda one: one["peak"])])[0]
+            chosen = max(fitting or [min(tried, key=lambda one: one["peak"])], key=lambda one: one["size"])
             found.setdefault(model, {})[method] = {"chosen": chosen, "fits": bool(fitting), "tried": tried}
-    (args.out / "memory.json").write_text(json.dumps(found, indent=2))
+        (args.out / "memory.json").write_text(json.dumps(found, indent=2))
 
 
 def seconds(args: argparse.Namespace) -> None:
@@ -118,7 +119,7 @@ def seconds(args: argparse.Namespace) -> None:
             ratio = statistics.median(a / b for a, b in zip(values, base, strict=True))
             steps = 4 * round(MEZO_STEPS[model] / ratio / 4)
             found.setdefault(model, {})[method] = {"seconds": values, "ratio": ratio, "steps": steps}
-    (args.out / "seconds.json").write_text(json.dumps(found, indent=2))
+        (args.out / "seconds.json").write_text(json.dumps(found, indent=2))
 
 
 def learn(args: argparse.Namespace) -> None:
