@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from mezo_cli import system
+from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.describe import shared_rows
@@ -169,6 +170,8 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
     with explain_device_errors("before the first step", smaller_batches(config)):
         if is_new and config.init == "linear_probe":
             run.update(probe=fit_output_layer(session, rows["train"]))
+        if is_new and (fitted := find_method(config.peft).fit(session, rows["train"])) is not None:
+            run.update(fitted=fitted)
         run.update(**session.objective.check_start([row for of_split in rows.values() for row in of_split]))
         if is_new and config.steps and session.optimizer.replayable:
             numbers = sampler.batch(0)
