@@ -78,7 +78,7 @@ class PerturbedForward:
     """
 
     def __init__(self, model: nn.Module, params: Params, rounds: bool = True) -> None:
-        self.params, self._rounds = params, rounds
+        self.model, self.params, self._rounds = model, params, rounds
         self.compute_dtype = torch.float32 if rounds else params.dtype
         device = next(model.parameters()).device.type
         self.paired_tokens = PAIRED_TOKENS.get(device, PAIRED_TOKENS_ELSEWHERE)
