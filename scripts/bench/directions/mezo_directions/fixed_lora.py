@@ -67,7 +67,7 @@ class FixedLora(Lora):
         if self.config.init == "random":
             return None
         if session.objective.lay_out(rows[:1]) is None:
-            raise UserError("peft.init=activations: padding would be among the inputs; this model's rows are not packed")
+            raise UserError("peft.init=activations: rows of this model's family are not packed: padding would count")
         size, seed = session.config.batch_size, session.config.seed
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()[:ROWS]
         batches = [[rows[i] for i in order[start : start + size]] for start in range(0, len(order), size)]

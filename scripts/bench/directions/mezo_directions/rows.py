@@ -6,13 +6,14 @@ l_i is the loss of row i, w_i its weight, R the number of rows, and U_i is drawn
 whole batch. A row's loss depends on its own direction alone, so the noise of one row is not seen by another (compare
 GRZO, arXiv 2606.02857, and EGGROLL, arXiv 2511.16652). The trajectory has the g_i.
 
-The branch x A^T (B + eps U_i)^T is x A^T B^T of the layer and, added here in float32, eps x A^T U_i^T of the row of each
-token.
+The branch x A^T (B + eps U_i)^T is x A^T B^T of the layer and, added here in float32, eps x A^T U_i^T of the row of
+each token.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -73,8 +74,10 @@ class MezoRows(ZerothOrder):
         if not isinstance(loss_fn, RowLossFn):
             raise UserError("optimizer=mezo_rows: this loss has no losses of single rows")
         eps, losses = self.config.eps, []
-        for c in (eps, -eps):
-            with added(forward, self.seed, step, c, self.config.rows):
+        directions = [Direction(self.seed, step, row) for row in range(self.config.rows)]
+        with added(forward, directions) as branches:
+            for branches.c in (eps, -eps):
+                branches.next = branches.first
                 losses.append(loss_fn.rows())
         if losses[0].shape[1] != self.config.rows:
             raise UserError(f"optimizer.rows={self.config.rows}: the batch has {losses[0].shape[1]} rows")
@@ -92,50 +95,63 @@ class MezoRows(ZerothOrder):
 
 
 @contextmanager
-def added(forward: PerturbedForward, seed: int, step: int, c: float, count: int) -> Iterator[None]:
-    """Let each row of the batches inside see B + c U_i, where i is its number in the whole batch of `count` rows."""
-    ranks = forward.ranks
-    now = _Rows(sum(split_sizes(count, ranks.size)[: ranks.rank]) if ranks.split == "rows" else 0)
-    hooks = []
+def added(forward: PerturbedForward, directions: Sequence[Direction]) -> Iterator["Branches"]:
+    """Let each row of the batches inside see B + c U_i, where i is its number in the whole batch."""
+    branches, hooks = Branches(forward, directions), []
     for module in forward.model.modules():
         if isinstance(module, PreTrainedModel):
-            hooks.append(module.register_forward_pre_hook(now.enter, with_kwargs=True))
-    for name, p in forward.params.tensors.items():
+            hooks.append(module.register_forward_pre_hook(branches.enter, with_kwargs=True))
+    for name in forward.params.tensors:
         layer = forward.model.get_submodule(name.removesuffix(".weight"))
-
-        def add(_: Any, args: tuple[Tensor], out: Tensor, name: str = name, p: Tensor = p) -> Tensor:
-            total = out.float()
-            for row, tokens in now.tokens(args[0]):
-                u = forward.params.noise.z(Direction(seed, step, row), name, tuple(p.shape), p.device).view(p.shape)
-                total[:, tokens].add_(args[0][:, tokens].float() @ u.T, alpha=c)
-            return total.to(out.dtype)
-
-        hooks.append(layer.register_forward_hook(add))
+        hooks.append(layer.register_forward_hook(partial(branches.add, name)))
     try:
-        yield
+        yield branches
     finally:
         for hook in hooks:
             hook.remove()
 
 
-class _Rows:
-    """Which row of the whole batch each token of the running forward belongs to."""
+class Branches:
+    """The directions of the rows, and to which of them each token of the running forward belongs.
 
-    def __init__(self, first: int) -> None:
-        self._next, self._first, self._layout = first, first, None
+    Attributes:
+        u: name -> U of each row of the whole batch, float32 [rows, outputs, r].
+        c: what they are multiplied by.
+        first, next: the number of the first row that is computed here, and of the first of the next forward.
+    """
+
+    def __init__(self, forward: PerturbedForward, directions: Sequence[Direction]) -> None:
+        params, ranks, self.c = forward.params, forward.ranks, 0.0
+        of_ranks = split_sizes(len(directions), ranks.size)
+        self.first = self.next = sum(of_ranks[: ranks.rank]) if ranks.split == "rows" else 0
+        self.u: dict[str, Tensor] = {}
+        self._layout: Any = None
+        params.noise.begin_pass()
+        for span in params.spans(params.tensors):
+            drawn = torch.zeros(len(directions), span.numel, device=span.theta.device)
+            for row, direction in zip(drawn, directions, strict=True):
+                params.noise.update_(span, row, [(direction, 1.0)], [1.0])
+            for piece in span.pieces:
+                part = drawn[:, piece.offset : piece.offset + piece.numel]
+                self.u[piece.name] = part.view(len(drawn), *piece.shape)
 
     def enter(self, _: Any, args: Any, inputs: dict[str, Any]) -> None:
         """Take over the layout of a forward that begins."""
         layout = inputs.get("packed_layout")
         if layout is not None and layout is not self._layout:
-            self._layout, self._first, self._next = layout, self._next, self._next + layout.shape[0]
-            self._ends = torch.bincount(layout.rows, minlength=layout.shape[0]).cumsum(0).tolist()
+            self._layout, self._rows = layout, slice(self.next, self.next + layout.shape[0])
+            self.next = self._rows.stop
 
-    def tokens(self, x: Tensor) -> Iterator[tuple[int, slice]]:
-        """Yield (row, where its tokens are in x): all of them, or in an encoder's last layer the one that is read."""
+    def add(self, name: str, _: Any, args: tuple[Tensor], out: Tensor) -> Tensor:
+        """Return out + c x U^T for the row of each token: x [1, tokens, r], in an encoder's last layer [rows, 1, r]."""
         if self._layout is None:
             raise UserError("optimizer=mezo_rows: the rows of this model's family are not packed")
-        rows, starts = len(self._ends), [0, *self._ends]
-        is_read = x.shape[1] == rows
-        for row in range(rows):
-            yield self._first + row, slice(row, row + 1) if is_read else slice(starts[row], starts[row + 1])
+        x, u, (rows, length) = args[0].float().flatten(0, 1), self.u[name][self._rows], self._layout.shape
+        if len(x) == rows:  # what the head reads
+            branch = torch.bmm(x.unsqueeze(1), u.mT)[:, 0]
+        else:
+            places = self._layout.rows, self._layout.positions
+            padded = x.new_zeros(rows, length, x.shape[-1])
+            padded[places] = x
+            branch = torch.bmm(padded, u.mT)[places]
+        return out.float().add(branch.view_as(out), alpha=self.c).to(out.dtype)
