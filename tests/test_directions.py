@@ -41,6 +41,7 @@ def session_of(*words: str) -> Session:
     return session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["mezo", "mezo_rows"])
 def test_the_mean_of_many_estimates_is_the_gradient_in_the_basis(optimizer: str) -> None:
     session = session_of(f"optimizer={optimizer}")

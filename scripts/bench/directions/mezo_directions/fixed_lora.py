@@ -46,6 +46,8 @@ class FixedLoraConfig(PeftConfig):
 class FixedLora(Lora):
     """A LoRA of every matrix of the layers whose A is orthonormal and stays as it is."""
 
+    config: Any  # a FixedLoraConfig
+
     def insert(self, loaded: Any, name: str) -> Any:
         """Insert A and B beside the matrices, A with random orthonormal rows."""
         wrapped = super().insert(loaded, name)
