@@ -73,7 +73,8 @@ def check(section: Section, session: Session, deadline: Deadline) -> None:
 def rivals(config: Config) -> dict[str, Config]:
     """Return the runs by AdamW with checkpointed activations: with the run's peft, and with a LoRA."""
     model = config.model.replace(checkpoint_activations=True, dtype="float32")
-    changed = config.replace(model=model, optimizer=AdamWConfig(name="adamw", lr=1e-5), init="none")
+    adamw = AdamWConfig(name="adamw", lr=1e-5)
+    changed = config.replace(model=model, optimizer=adamw, init="none", checkpoint="full")
     lora = changed.replace(peft=config.peft if isinstance(config.peft, LoraConfig) else LoraConfig(name="lora"))
     return {f"adamw peft={config.peft.name}": changed, "adamw peft=lora": lora}
 

@@ -25,7 +25,7 @@ def found(session: object, seconds: float = 60.0) -> Finding:
 
 
 def test_each_takes_steps_in_a_process_of_its_own(roberta: Path, movies: Path) -> None:
-    finding = found(load(roberta, "data=files", f"data.dir={movies}").session)
+    finding = found(load(roberta, "data=files", f"data.dir={movies}", "checkpoint=trajectory").session)
     measured = finding.figures["measured"]
     assert list(measured) == ["mezo", "adamw peft=none", "adamw peft=lora"]
     assert all(one["peak_bytes"] > 1e5 and one["seconds"] > 0 for one in measured.values())
