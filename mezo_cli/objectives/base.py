@@ -276,6 +276,8 @@ class BatchLoss:
 
     def rows(self) -> Tensor:
         """Return the losses of the rows, times their weights: [1, rows], or [2, rows] inside `forward.perturbed`."""
+        if self._objective.loss_from_counts:
+            raise UserError(f"objective.loss={self._objective.config.objective.loss}: single rows have no such loss")
         losses = self._of_members(lambda: torch.cat(list(map(self._objective.row_losses, self._batches)), dim=1))
         losses = self._ranks.gather_parts(losses.mT, split_sizes(self._rows, self._ranks.size), "step").mT
         return losses if self._weights is None else losses * losses.new_tensor(self._weights)

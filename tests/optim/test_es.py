@@ -1,6 +1,7 @@
 """Evolution strategies: the formulas in float64, MeZO as a special case, refusals, steps without a signal."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mezo_cli.optim.es import EsConfig, es_result
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.report.settings import method_name
 from mezo_cli.testing.optimizers import Trial
+from tests.command_line import error_line, mezo
 
 EPS, LR = 1e-2, 0.125  # lr is exact in float32
 
@@ -188,6 +190,14 @@ def test_what_cannot_act_or_is_out_of_range_is_refused(words: str, part: str) ->
         build_config(["optimizer=es", *[f"optimizer.{word}" for word in words.split()]])
     assert part in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_loss_from_counts_has_no_losses_of_rows(tmp_path: Path) -> None:
+    words = ["task=demo-arithmetic", "model=demo-decoder", "data=demo", "objective=generate", "objective.loss=lm"]
+    words += ["optimizer=es", "optimizer.shaping_std=rows", "batch_size=4", "steps=1", "data.eval_limit=4"]
+    line = error_line(mezo("train", *words, f"hydra.run.dir={tmp_path / 'run'}"))
+    assert "objective.loss=lm: single rows have no such loss" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_losses_of_rows_are_asked_for_where_they_are_read() -> None:
