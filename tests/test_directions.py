@@ -17,6 +17,8 @@ from tests.test_extending import forget
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "bench" / "directions"
 DEMO = ["task=sst2", "objective=mlm", "model=demo", "data=demo", "batch_size=8", "peft=fixed_lora", "peft.r=2"]
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -68,6 +70,7 @@ def test_the_mean_of_many_estimates_is_the_gradient_in_the_basis(optimizer: str)
     assert along == pytest.approx(1.0, abs=5 * float(error) / float(gradient.norm()) / len(gradient) ** 0.5)
 
 
+@pytest.mark.slow
 def test_a_run_has_its_basis_and_is_replayed(tmp_path: Path) -> None:
     words = [*DEMO, "optimizer=mezo_rows", "optimizer.lr=1e-2", "steps=4", "eval_every=2", "data.eval_limit=16"]
     assert mezo("train", *words, f"hydra.run.dir={tmp_path / 'run'}").code == 0

@@ -140,7 +140,7 @@ def test_a_run_that_holds_what_no_run_writes(run: Path, shared: Path) -> None:
         assert "summary.json is damaged: " in " ".join((result.out + result.err).split()), (command, result)
 
 
-@pytest.mark.parametrize("content", [b"\n" * (64 << 20), b" " * (64 << 20), b"", b"{}"])
+@pytest.mark.parametrize("content", [b" " * (64 << 20), b"", b"{}"])
 def test_what_is_unpacked_is_bounded(content: bytes, shared: Path) -> None:
     packed = shared / "metrics.jsonl.gz"
     packed.write_bytes(gzip.compress(content, 1) if content else packed.read_bytes()[:-9])
