@@ -4,8 +4,6 @@
 and `describe_lengths` sums up the latter.
 """
 
-from mezo_cli.data.describe import describe, describe_lengths
-from mezo_cli.data.export import export
-from mezo_cli.data.splits import load, load_splits
+from mezo_cli.data.splits import describe, describe_lengths, export, load, load_splits
 
 __all__ = ["describe", "describe_lengths", "export", "load", "load_splits"]

@@ -1,16 +1,26 @@
-"""Select the rows of train, dev and test from a data source; `load` returns them, `export` writes them."""
+"""Select the rows of train, dev and test from a data source; `load` returns them, `export` writes them.
+
+`describe` counts the rows and words of splits, `shared_rows` the rows that two of them share: scores on these are too
+good.
+"""
 
 import hashlib
 import json
 import logging
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mezo_cli.config.schema import Config, DataConfig, Example, Splits, TaskConfig
 from mezo_cli.data import fewshot
-from mezo_cli.data.sources import open_source
+from mezo_cli.data.sources import open_other_tests, open_source
 from mezo_cli.data.table import Source, TaskRows
 from mezo_cli.errors import UserError, join
+from mezo_cli.runs.atomic import write_error, write_file, write_folder
 
 log = logging.getLogger("mezo")
 
@@ -170,3 +180,96 @@ def _rare_classes(task: TaskConfig, name: str, rows: TaskRows, shots: int | None
     short = [f"'{label}' {counts[i]}" for i, label in enumerate(task.labels) if counts[i] < (shots or 1)]
     few = "no" if shots is None else f"fewer than {shots}"
     return [f"{name}: {few} rows for class {join(short)}"] if short else []
+
+
+# --- files ---
+
+
+def export(
+    task: TaskConfig, data: DataConfig, seed: int, out: Path, warn: Callable[[str], None] = log.warning
+) -> list[Path]:
+    """Write the train, dev and test rows into the folder `out` and return the files.
+
+    Few-shot splits are the published code's files byte for byte. The rows are those that `load` returns. Classes with
+    too few rows are no error here: they are written, and `warn` is called with each note. A .tsv source keeps its lines
+    and header, .csv is written with minimal quoting, everything else as JSONL. MNLI's files are dev_matched,
+    test_matched, test_mismatched. No file is left half-written.
+    """
+    selected = select_rows(task, data, seed)
+    for note in selected.notes:
+        warn(note)
+    dev_stem = task.files.dev
+    test_stem = dev_stem.replace("dev", "test", 1)
+    parts = {"train": selected.train, dev_stem: selected.dev, test_stem: selected.test}
+    if selected.test is not None and "_" in test_stem:
+        for name, rows in open_other_tests(task, selected.test).items():
+            count = len(rows.labels)
+            kept = list(range(count)) if data.shots is None else fewshot.published_test(count)
+            parts[f"{test_stem.partition('_')[0]}_{name}"] = rows.take(fewshot.limit(kept, data.eval_limit))
+    tables = {stem: rows.table for stem, rows in parts.items() if rows is not None}
+    contents = {stem + table.suffix: table.export().encode() for stem, table in tables.items()}
+    _check_output(out, contents)
+    if out.is_dir() and any(out.iterdir()):
+        try:
+            for name, content in contents.items():
+                write_file(out / name, content)
+        except OSError as error:
+            raise write_error(f"--export {out}", error) from error
+    else:
+
+        def write(folder: Path) -> None:
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
+
+        write_folder(out, write, "--export")
+    return [out / name for name in contents]
+
+
+def _check_output(out: Path, contents: dict[str, bytes]) -> None:
+    """Check that no file is overwritten with other content and that the folder holds no other splits."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"--export {out}: this is a file; a folder is needed")
+    stems = {Path(name).stem for name in contents}
+    existing = [p for p in sorted(out.iterdir()) if p.stem in stems or p.name in contents]
+    other = [p.name for p in existing if not p.is_file() or contents.get(p.name) != p.read_bytes()]
+    if other:
+        raise UserError(f"--export {out}: {join(other)} already exists with other content; choose another folder")
+
+
+# --- what is in the splits ---
+
+
+def describe(splits: Splits, task: TaskConfig) -> dict[str, Any]:
+    """Return the number of rows, rows per label, and words per row of each split that there is.
+
+    The result is `{"train" | "dev" | "test": {"rows": int, "labels": {label: rows}, "words": {"min", "median", "p95",
+    "max"}}}`. A word is a part between white space; the words of all texts of a row are counted together.
+    """
+    described = {}
+    for name, examples in (("train", splits.train), ("dev", splits.dev), ("test", splits.test)):
+        if examples is not None:
+            counts = Counter(example.label for example in examples)
+            labels = {label: counts[i] for i, label in enumerate(task.labels)}
+            lengths = [sum(len(text.split()) for text in example.texts) for example in examples] or [0]
+            described[name] = {"rows": len(examples), "labels": labels, "words": describe_lengths(lengths)}
+    return described
+
+
+def describe_lengths(lengths: Sequence[int]) -> dict[str, float]:
+    """Return the minimum, median, 95th percentile and maximum of one or more lengths."""
+    median, p95 = float(np.median(lengths)), float(np.percentile(lengths, 95))
+    return {"min": min(lengths), "median": median, "p95": p95, "max": max(lengths)}
+
+
+def row_key(example: Example) -> tuple[str, ...]:
+    """Return what two rows with the same texts have in common: case and white space do not count."""
+    return tuple(" ".join(text.split()).casefold() for text in example.texts)
+
+
+def shared_rows(named: Mapping[str, Sequence[Example]]) -> dict[tuple[str, str], int]:
+    """Return (first split, other split) -> the rows of the other that are also in the first, of those there are."""
+    keys = {split: {row_key(example) for example in examples} for split, examples in named.items()}
+    pairs = [pair for pair in (("train", "dev"), ("train", "test"), ("dev", "test")) if pair[1] in named]
+    return {(first, other): sum(row_key(row) in keys[first] for row in named[other]) for first, other in pairs}

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mezo_cli.config.schema import Example, Splits, TaskConfig
-from mezo_cli.data import describe
-from mezo_cli.data.describe import row_key, shared_rows
+from mezo_cli.data.splits import describe, row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length

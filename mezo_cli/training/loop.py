@@ -14,8 +14,8 @@ from mezo_cli import system
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import progress_reporter
-from mezo_cli.data.describe import shared_rows
 from mezo_cli.data.fewshot import limit
+from mezo_cli.data.splits import shared_rows
 from mezo_cli.distributed.ranks import current
 from mezo_cli.engine.running import running_engine
 from mezo_cli.errors import RunFailed, join
