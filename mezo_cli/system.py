@@ -173,8 +173,14 @@ def release_mapped_pages(address: int, size: int, mappings: list[tuple[int, int]
     A checkpoint is mapped as a whole, and its pages stay in memory while any tensor of it is in use. Written ones have
     been copied. Only whole pages inside the part are released; to read them again reads the file.
     """
+    if any(low <= address and address + size <= high for low, high in mappings):
+        give_pages_back(address, size)
+
+
+def give_pages_back(address: int, size: int) -> None:
+    """Release the memory of the whole pages in a part of a file that is mapped, and that nothing has written to."""
     first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last and any(low <= address and address + size <= high for low, high in mappings):
+    if first < last:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 

@@ -115,7 +115,8 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
         if hasattr(module, "cast_input_dtype_enabled"):  # the perturbed weights have the inputs' dtype already
             module.cast_input_dtype_enabled = False
     for p in loaded.model.parameters():
-        p.data = p.data.to(STORAGE_DTYPES[model.dtype])  # peft makes new tensors in float32
+        if p.requires_grad or not model.stream:  # a base that is read as it runs stays as it is in its files
+            p.data = p.data.to(STORAGE_DTYPES[model.dtype])  # peft makes new tensors in float32
     names = [name for name, _ in loaded.model.named_parameters()]
     loaded.fresh = [name for name in names if base_name(name) in loaded.fresh or base_name(name) not in before]
     loaded.adapter = Adapter(wrapped.eval(), base, describe(loaded.model))

@@ -39,6 +39,8 @@ def check_shareable(config: Config, size: int) -> None:
             f"optimizer={chosen.name}: {size} ranks were started, but ranks share forward passes alone; "
             f"run it by one process, or choose one of {join(readers('optimizer', 'eps'))}"
         )
+    if config.model.stream:
+        raise UserError(f"model.stream=true: {size} ranks were started, and each would read the layers; use false")
     split = config.distributed.split
     directions = "1 direction" if chosen.directions == 1 else f"{chosen.directions} directions"
     if split == "directions" and chosen.directions < size:

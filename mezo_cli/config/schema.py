@@ -269,6 +269,13 @@ class ModelConfig(Settings):
         256_000_000, description="memory in which their output is kept between steps, if all of a split's fits; 0: none"
     )
 
+    stream: Flag = Field(
+        False, description="read the numbered layers of a frozen base from its files as they run (peft; Linux, a CPU)"
+    )
+    stream_memory: NotNegative = Field(
+        0, description="with stream: bytes of layers that stay in memory, and of rows that an evaluation takes together"
+    )
+
     @property
     def is_embedded(self) -> bool:
         """Whether the model is part of this package."""

@@ -89,7 +89,7 @@ def check_rules(config: Config) -> None:
         config.optimizer.conflicts(),
         config.peft.conflicts(config),
     )
-    for key, why in chain(*rules, _objective(config), _training(config), _engine(config)):
+    for key, why in chain(*rules, _objective(config), _training(config), _streaming(config), _engine(config)):
         value: Any = reduce(getattr, key.split("."), config)
         if value in (None, MISSING):
             raise SettingError(key, f"{key} is not set: {why}")
@@ -216,6 +216,27 @@ def _training(config: Config) -> Conflicts:
         yield "model.quantize", f"{why}; use one of peft={others}, or model.quantize=none"
     if model.quantize != "none" and config.engine.name != "none":
         yield "model.quantize", f"engine={config.engine.name} computes with the float weights; use none"
+
+
+def _streaming(config: Config) -> Conflicts:
+    """Reject what would read the layers once per token, write them, or hold them in memory."""
+    model, optimizer = config.model, config.optimizer
+    if not model.stream:
+        if model.stream_memory:
+            yield "model.stream_memory", "it is read with model.stream=true only"
+        return
+    if config.peft.name in ("none", "prefix"):
+        others = join(name for name in PEFT.names if name not in ("none", "prefix"))
+        yield "peft", f"with model.stream=true the base is only read; use one of peft={others}"
+    if config.objective.name == "generate":
+        yield "model.stream", "objective=generate reads all layers for each token; use false"
+    if optimizer.needs_backward:
+        yield "model.stream", f"optimizer={optimizer.name} keeps the layers for its gradient; use false"
+    for key, value in {"engine": config.engine.name, "init": config.init, "model.quantize": model.quantize}.items():
+        if value != "none":
+            yield key, "model.stream=true does not go with it; use none"
+    if model.dtype != "float32":
+        yield "model.dtype", "with model.stream=true the base stays as its file has it; use float32 for the rest"
 
 
 def _engine(config: Config) -> Conflicts:

@@ -6,6 +6,7 @@ classification head is drawn from the run's seed.
 
 import json
 import logging
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, weight_files
 from mezo_cli.models.quantized import quantize_layers
 from mezo_cli.models.stored_tensors import check_stored, dtype_of_files
+from mezo_cli.models.streaming import StreamedLayers
 from mezo_cli.system import environment, is_device_error, release_file_pages
 
 log = logging.getLogger("mezo")
@@ -102,7 +104,8 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     stored = _load_config(folder, config.path, model_kind)
     check_installed(quantize=config.quantize)
     files = weight_files(folder, config.path)
-    dtype = STORAGE_DTYPES[config.dtype] if config.quantize == "none" else dtype_of_files(files)
+    keeps = config.quantize == "none" and not config.stream
+    dtype = STORAGE_DTYPES[config.dtype] if keeps else dtype_of_files(files)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
     options = {"num_labels": len(labels)} if model_kind.has_classifier else {}
     if config.tie_embeddings and not model_kind.has_classifier:
@@ -135,6 +138,12 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     model.eval()
     if config.quantize != "none":
         quantize_layers(model, config.quantize, f"model.path={config.path}: {type(model).__name__}")
+    if config.stream:
+        if device.type != "cpu" or not hasattr(os, "posix_fadvise"):
+            raise UserError(
+                f"model.stream=true reads layers into the memory of a CPU, under Linux; here it is {device}"
+            )
+        model.mezo_stream = StreamedLayers(model, files, config.stream_memory, f"model.path={config.path}")
     model.to(device)
     is_of_hub = folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name)
     compute_dtype, revision = DTYPES[config.compute_dtype], folder.name if is_of_hub else None

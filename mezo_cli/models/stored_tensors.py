@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.models.quantized import describe, quantized_layers
+from mezo_cli.models.streaming import streamed_layers
 
 log = logging.getLogger("mezo")
 
@@ -97,10 +98,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
     """Return the sha256 over the names, shapes and bytes of all parameters except those named in `exclude`.
 
-    Of a quantised layer it is over the bits, the scales and, for nf4, the version of the library.
+    Of a quantised layer it is over the bits, the scales and, for nf4, the version of the library; of layers that are
+    read as they run, over the sha256 of their files.
     """
-    total = hashlib.sha256()
-    tensors = [(name, p.detach()) for name, p in model.named_parameters() if name not in exclude]
+    total, streamed = hashlib.sha256(), streamed_layers(model)
+    named = [(name, p) for name, p in model.named_parameters() if name not in exclude]
+    if streamed is not None:
+        total.update(streamed.sha256.encode())
+        named = [(name, p) for name, p in named if not streamed.has(p)]
+    tensors = [(name, p.detach()) for name, p in named]
     for path, layer in quantized_layers(model).items():
         tensors.append((f"{layer.how}{layer.library}{path}.bits", layer.bits))
         tensors.append((f"{path}.scale", layer.scale))

@@ -171,9 +171,11 @@ class Objective:
         values: list[Tensor] = []
         records: list[dict[str, Any]] = []
         # A rank that has no batch measures one in vain: it has to know how many values a row has.
-        for done, batch in enumerate(batches[ranks.rank :: ranks.size] or batches[:1]):
-            parts = [batch[start : start + (part or size)] for start in range(0, len(batch), part or size)]
-            measured = [measure(self.collate([rows[i] for i in numbers])) for numbers in parts]
+        of_rank, width = batches[ranks.rank :: ranks.size] or batches[:1], part or size
+        split = [[batch[start : start + width] for start in range(0, len(batch), width)] for batch in of_rank]
+        collated = self._collate_all([[rows[i] for i in numbers] for parts in split for numbers in parts])
+        for done, parts in enumerate(split):
+            measured = [measure(next(collated)) for _ in parts]
             values.append(torch.cat([of_rows for of_rows, _ in measured]).cpu())
             records += [record for _, of_rows in measured for record in of_rows]
             report(min(len(rows), (done * ranks.size + ranks.rank + 1) * size))
@@ -184,6 +186,14 @@ class Objective:
             records = [record for text in ranks.exchange(own) for record in json.loads(text)]
         places = np.argsort([i for share in shares for i in share])
         return of_all[torch.from_numpy(places)], [records[i] for i in places] if records else []
+
+    def _collate_all(self, parts: Sequence[Sequence[Any]]) -> Iterator[Any]:
+        """Yield the batches of an evaluation; the model's layers are told which ones they will get together."""
+        for group in ([rows] for rows in parts) if self.frozen is None else self.frozen.together(parts):
+            batches = [self.collate(rows) for rows in group]
+            if self.frozen is not None:
+                self.frozen.upcoming = batches
+            yield from batches
 
     def evaluate(self, rows: Sequence[Any], report: Report = lambda done: None, ranks: Ranks = ALONE) -> Evaluation:
         """Evaluate all rows. `report` is called with the number of rows done."""
@@ -284,7 +294,9 @@ class BatchLoss:
 
     def _of_members(self, compute: Callable[[], Tensor]) -> Tensor:
         """Return what `compute` does for each weight set: one sign after the other where a batch does not fit."""
-        forward = self._objective.forward
+        forward, frozen = self._objective.forward, self._objective.frozen
+        if frozen is not None:
+            frozen.upcoming = self._batches
         if forward.num_signs == 2 and not all(map(self._objective.fits_paired_forward, self._batches)):
             return forward.forward_per_sign(compute).flatten(0, 1)
         return compute()

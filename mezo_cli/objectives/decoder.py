@@ -30,9 +30,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.packing import ATTENTION, PackedLayout, pack_rows, packs_decoder
 from mezo_cli.objectives.scoring import in_float64
+from mezo_cli.objectives.streamed_forward import packed_forward
 from mezo_cli.perturb.forward import PerturbedForward
 
 PROMPT = -1  # in place of the number of a continuation
@@ -77,7 +77,7 @@ class CandidateScorer:
         self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
         self.is_packed, self.frozen = packs_decoder(model), None
         if self.is_packed:
-            self.frozen = FrozenLayers(model, forward, self._inputs_of, self._tokens_of, reads=False)
+            self.frozen = packed_forward(model, forward, self._inputs_of, self._tokens_of, reads=False)
             model.config._attn_implementation = ATTENTION
         forward.unpatch(head)
         head.register_forward_pre_hook(self._select_positions)

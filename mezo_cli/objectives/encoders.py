@@ -19,8 +19,8 @@ from mezo_cli.models import MASKED_LM, SEQUENCE_CLASSIFIER, LoadedModel
 from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch, collate
-from mezo_cli.objectives.frozen_layers import FrozenLayers
 from mezo_cli.objectives.packing import ATTENTION, PackedLayout, attend, find_encoder_family, pack_rows
+from mezo_cli.objectives.streamed_forward import packed_forward
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClsEncoder, MlmEncoder
 
@@ -36,7 +36,7 @@ class _Encoder(Classification):
         self._read: Tensor | None = None
         self.supports_paired_forward = family is not None
         if family is not None:
-            self.frozen = FrozenLayers(model, forward, self._inputs_of, lambda row: len(row.input_ids), reads=True)
+            self.frozen = packed_forward(model, forward, self._inputs_of, lambda row: len(row.input_ids), reads=True)
             self._first_position = model.config.pad_token_id + 1 if family.positions_follow_padding else 0
             model.config._attn_implementation = ATTENTION
             last = family.last_attention.format(last=model.config.num_hidden_layers - 1)

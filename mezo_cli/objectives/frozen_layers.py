@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from mezo_cli.models.streaming import numbered_layers
 from mezo_cli.objectives.collate import Batch, batches_by_length
 from mezo_cli.perturb.forward import PerturbedForward
 
@@ -23,7 +24,7 @@ Rows = Sequence[Any]
 InputsOf = Callable[[Batch], dict[str, Any]]
 
 
-class _Computed(Exception):  # noqa: N818 (it ends a forward whose remaining layers are not needed)
+class Computed(Exception):  # noqa: N818 (it ends a forward whose remaining layers are not needed)
     """Carries the output of the last frozen layer."""
 
 
@@ -39,6 +40,7 @@ class FrozenLayers:
 
     Attributes:
         count: the number of these layers; 0 until `find`.
+        upcoming: the batches whose logits will be asked for one after the other, with the same weights or others.
     """
 
     def __init__(
@@ -46,13 +48,8 @@ class FrozenLayers:
     ) -> None:
         self.count, self._model, self._forward = 0, model, forward
         self._inputs_of, self._tokens_of, self._reads = inputs_of, tokens_of, reads
-        lists = [
-            (module, name, child)
-            for module in model.modules()
-            for name, child in module.named_children()
-            if isinstance(child, nn.ModuleList) and len(child) == model.config.num_hidden_layers
-        ]
-        self._parent, self._name, self._layers = lists[0]
+        self.upcoming: Sequence[Batch] = ()
+        self._parent, self._name, self._layers = numbered_layers(model)
         self._reads_alone = False  # whether they are all layers, of whose output one position per row is left
         self._rest = self._layers  # the last frozen layer, which returns its known output, and those above
         # Of a batch for as long as it is used: the micro-batches of a step are gone through once per sign.
@@ -107,16 +104,21 @@ class FrozenLayers:
         """
         if not self.count or torch.is_grad_enabled():
             return self._run(batch)
-        states = self._states_of(batch)
-        if self._forward.num_signs == 2:
-            states = torch.cat([states, states])
-        last: Any = self._rest[0]
-        setattr(self._parent, self._name, self._rest)
-        patched, last.forward = last.forward, lambda *args, **kwargs: states
+        (states,) = self._states_of([batch])
+        return self._from_layer(batch, torch.cat([states] * self._forward.num_signs), self._rest)
+
+    def together(self, parts: Sequence[Rows]) -> Iterator[Sequence[Rows]]:
+        """Yield the batches of an evaluation in groups that go through the layers together: here one by one."""
+        yield from ([rows] for rows in parts)
+
+    def _from_layer(self, batch: Batch, states: Tensor, rest: Any) -> Tensor:
+        """Return the logits that follow from the output of a layer, `rest`[0]; `rest` are it and those above."""
+        setattr(self._parent, self._name, rest)
+        patched, rest[0].forward = rest[0].forward, lambda *args, **kwargs: states
         try:
             return self._run(batch)
         finally:
-            last.forward = patched
+            rest[0].forward = patched
             setattr(self._parent, self._name, self._layers)
 
     def _run(self, batch: Batch) -> Tensor:
@@ -127,34 +129,36 @@ class FrozenLayers:
         with self._forward.paired_forward():
             return self._model(**doubled).logits
 
-    def _states_of(self, batch: Batch) -> Tensor:
-        """Return what the frozen layers compute for a batch, put together from its rows' states if all are kept."""
-        states, dtype = self._of_batch.get(batch), self._forward.compute_dtype
-        if states is not None and states.dtype == dtype:
-            return states
-        if dtype == self._dtype and all(id(row) in self._groups for row in batch.rows):
-            for row in batch.rows:
-                if id(row) not in self._states:
-                    group = self._groups[id(row)]
-                    parts = self._compute(self._collate(group)).flatten(0, 1).split(self._sizes(group))
-                    self._states.update(zip(map(id, group), parts, strict=True))
-            of_rows = torch.cat([self._states[id(row)] for row in batch.rows])
-            states = of_rows.unsqueeze(1 if self._reads_alone else 0)
-        else:
-            states = self._compute(batch)
-        self._of_batch[batch] = states
-        return states
+    def _states_of(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Return what the frozen layers compute for each batch, put together from its rows' states if all are kept."""
+        dtype = self._forward.compute_dtype
+        new = [one for one in dict.fromkeys(batches) if one not in self._of_batch or self._of_batch[one].dtype != dtype]
+        kept = [one for one in new if dtype == self._dtype and all(id(row) in self._groups for row in one.rows)]
+        rows = [row for one in kept for row in one.rows if id(row) not in self._states]
+        groups = list({id(self._groups[id(row)]): self._groups[id(row)] for row in rows}.values())
+        alone = [one for one in new if one not in kept]
+        states = self._compute([*map(self._collate, groups), *alone])
+        for group, of_group in zip(groups, states[: len(groups)], strict=True):
+            parts = of_group.flatten(0, 1).split(self._sizes(group))
+            self._states.update(zip(map(id, group), parts, strict=True))
+        for one in kept:
+            of_rows = torch.cat([self._states[id(row)] for row in one.rows])
+            self._of_batch[one] = of_rows.unsqueeze(1 if self._reads_alone else 0)
+        self._of_batch.update(zip(alone, states[len(groups) :], strict=True))
+        return [self._of_batch[one] for one in batches]
 
-    def _compute(self, batch: Batch) -> Tensor:
-        """Run the frozen layers: [1, tokens, width], or [rows, 1, width] where only read positions are left."""
+    def _compute(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Run the frozen layers: [1, tokens, width] of each batch, or [rows, 1, width] of read positions."""
+        return [self._compute_one(batch) for batch in batches]
 
+    def _compute_one(self, batch: Batch) -> Tensor:
         def stop(module: nn.Module, args: Any, states: Tensor) -> None:
-            raise _Computed(states)
+            raise Computed(states)
 
         hook = self._layers[self.count - 1].register_forward_hook(stop)
         try:
             self._model(**self._inputs_of(batch))
-        except _Computed as reached:
+        except Computed as reached:
             return reached.args[0]
         finally:
             hook.remove()

@@ -373,12 +373,12 @@ class PerturbedForward:
         if self._planned_for is not self.params.tensors:
             self.perturb_whole(self._read_outside_module)
 
-    def set_compute_dtype(self, dtype: torch.dtype) -> None:
+    def set_compute_dtype(self, dtype: torch.dtype, streamed: Callable[[Tensor], bool] = lambda p: False) -> None:
         """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.
 
         Frozen weights are never updated: to round them once gives the same as to round them in every forward, in less
         memory and time. Embeddings stay as they are: only rows of them are read. Where theta is in half precision,
-        so have they, whatever the dtype of the forwards is.
+        so have they, whatever the dtype of the forwards is. Those that are `streamed` from a file stay there.
         """
         self.compute_dtype = dtype
         self.perturb_whole(self._read_outside_module)
@@ -387,7 +387,7 @@ class PerturbedForward:
         for module, forward in self._original_forwards.items():
             if not (isinstance(module, nn.Embedding) and forward == nn.Embedding.forward.__get__(module)):
                 for p in own_parameters(module).values():
-                    if not p.requires_grad and p.dtype != dtype:
+                    if not p.requires_grad and p.dtype != dtype and not streamed(p):
                         stored, p.data = p.data, p.data.to(dtype)
                         release_file_pages(stored)
 

@@ -15,7 +15,7 @@ import torch
 
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.optim import LossFn
-from mezo_cli.optim.mezo import spsa
+from mezo_cli.optim.mezo import spsa, spsa_per_direction
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.session import Session
 
@@ -73,12 +73,16 @@ def describe_exact(session: Session) -> str:
     return "trainable weights and activations in float32, frozen weights rounded" if frozen else "all in float32"
 
 
+@torch.no_grad()
 def projected_grads(session: Session, loss_fn: LossFn, eps: float, dtype: torch.dtype) -> list[float]:
     """Return the projected gradients in the run's first directions; theta is not changed.
 
     Frozen weights are rounded to the run's compute dtype, whatever `dtype` is (`PerturbedForward.set_compute_dtype`).
     """
-    return [measure_losses(session, loss_fn, step, eps, dtype)[2] for step in range(DIRECTIONS)]
+    count = 2 if session.config.model.stream else DIRECTIONS  # a pass over the files takes long
+    with session.forward.using_compute_dtype(dtype):
+        directions = [Direction(session.config.seed, step) for step in range(count)]
+        return [g for _, _, g in spsa_per_direction(session.forward, loss_fn, directions, eps)]
 
 
 @torch.no_grad()

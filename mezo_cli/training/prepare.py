@@ -20,6 +20,7 @@ from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
 from mezo_cli.distributed.ranks import ALONE, Ranks, current
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.quantized import row_factors
+from mezo_cli.models.streaming import streamed_layers
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import Optimizer, optimizer_class
@@ -179,16 +180,22 @@ def _build_session(
     optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})
     params.nonnegative = list(row_factors(loaded.model))
     objective_class = OBJECTIVES.implementation(config.objective.name)
-    perturbed = trains and config.steps > 0 and not config.optimizer.needs_backward
+    streamed = streamed_layers(loaded.model)  # a pass over its files takes long, and it is of a family that is known
+    perturbed = trains and config.steps > 0 and not config.optimizer.needs_backward and streamed is None
     check = PlainCheck(objective_class, loaded, encoder, params, perturbed, model)
     forward = PerturbedForward(loaded.model, params)
     if config.model.paired_tokens is not None:
         forward.paired_tokens = config.model.paired_tokens
     objective = objective_class(config, loaded, forward, encoder)
     check.compare(objective)
-    forward.set_compute_dtype(loaded.compute_dtype)
     torch.set_float32_matmul_precision(config.model.matmul_precision)
-    objective.outputs(objective.collate(check.rows))  # a model may not support this dtype
+    if streamed is None:
+        forward.set_compute_dtype(loaded.compute_dtype)
+        objective.outputs(objective.collate(check.rows))  # a model may not support this dtype
+    elif objective.frozen is None:
+        raise UserError(f"{model} is a model family whose layers are not read as they run; use model.stream=false")
+    else:
+        forward.set_compute_dtype(loaded.compute_dtype, streamed.has)
     ranks = current()
     forward.ranks = ranks if ranks.split == "directions" else ALONE
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)

@@ -1,0 +1,162 @@
+"""Read the numbered layers of a frozen base from its mapped files as they run, and give their memory back.
+
+The weights of a layer are tensors of a mapped safetensors file: they are in memory from when they are read until the
+system needs the memory. A step reads all of them in the same order, so a system that evicts the oldest would read
+everything again. So each layer's pages are given back when it has run, in the process and in the system's cache, and
+those of the layer that comes next are asked for meanwhile.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from mezo_cli.errors import UserError
+from mezo_cli.system import give_pages_back
+
+CHUNK = 1 << 24  # bytes of a file that are hashed at a time
+
+
+class Extent(NamedTuple):
+    """A part of a mapped file."""
+
+    address: int  # in this process
+    file: int  # descriptor
+    offset: int  # in the file
+    size: int
+
+
+class StreamedLayers:
+    """The numbered layers of a model whose files are mapped, and where in the files their weights are.
+
+    Args:
+        model: as it was loaded: no tensor of its layers has been copied or converted.
+        files: its safetensors files.
+        memory: the most bytes of the first layers that stay in memory.
+        name: of the model, for error lines.
+
+    Attributes:
+        layers: the numbered layers.
+        sizes: the bytes of each layer.
+        sha256: over the names and the contents of the files.
+        bytes_read: of the layers that have been read since the model was loaded, those that stay included.
+    """
+
+    def __init__(self, model: Any, files: list[Path], memory: int, name: str) -> None:
+        self.memory = memory
+        self.layers = numbered_layers(model)[2]
+        self._files = {os.path.realpath(file): file.open("rb", buffering=0) for file in files}
+        opened = {path: file.fileno() for path, file in self._files.items()}
+        self._extents = [_extents(layer, opened) for layer in self.layers]
+        self.sizes = [sum(extent.size for extent in extents) for extents in self._extents]
+        parameters = [p for layer in self.layers for p in layer.parameters()]
+        self._addresses = {id(p): p.data_ptr() for p in parameters}
+        if sum(self.sizes) != sum(p.nbytes for p in parameters):
+            why = "the tensors of its layers are not all of one dtype, or lie in no mapped safetensors file"
+            raise UserError(f"{name}: model.stream=true reads layers from their file, and {why}")
+        self._kept = sum(sum(self.sizes[: count + 1]) <= memory for count in range(len(self.sizes)))
+        self._reader = ThreadPoolExecutor(1, "mezo-read-ahead")
+        self._held, self.bytes_read = False, 0
+        self.sha256 = _sha256(opened)
+        for number, layer in enumerate(self.layers):
+            layer.register_forward_pre_hook(lambda *_, number=number: self._begin_alone(number))
+            layer.register_forward_hook(lambda *_, number=number: self._end_alone(number))
+
+    def has(self, p: Tensor) -> bool:
+        """Return whether a parameter is read from its file: one that is trained has been moved."""
+        return self._addresses.get(id(p)) == p.data_ptr()
+
+    @contextmanager
+    def reading(self, number: int) -> Iterator[None]:
+        """Keep a layer in memory inside the block, however often it runs, and give its memory back at the end."""
+        self._begin(number)
+        with self.unread():
+            yield
+        self._end(number)
+
+    @contextmanager
+    def unread(self) -> Iterator[None]:
+        """Let layers run inside the block without being read or given back."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def _begin_alone(self, number: int) -> None:
+        if not self._held:
+            self._begin(number)
+
+    def _end_alone(self, number: int) -> None:
+        if not self._held:
+            self._end(number)
+
+    def _begin(self, number: int) -> None:
+        """Ask for the layer after this one; the last one is followed by the first that does not stay in memory."""
+        following = number + 1 if number + 1 < len(self.layers) else self._kept
+        if self._kept <= following < len(self.layers):
+            self._reader.submit(_advise, self._extents[following], os.POSIX_FADV_WILLNEED)
+        self.bytes_read += self.sizes[number]
+
+    def _end(self, number: int) -> None:
+        if number < self._kept:
+            return
+        for address, _, _, size in self._extents[number]:
+            give_pages_back(address, size)
+        _advise(self._extents[number], os.POSIX_FADV_DONTNEED)
+
+
+def numbered_layers(model: Any) -> tuple[nn.Module, str, nn.ModuleList]:
+    """Return the list of the numbered layers, with the module that has it and its name there."""
+    return next(
+        (module, name, child)
+        for module in model.modules()
+        for name, child in module.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == model.config.num_hidden_layers
+    )
+
+
+def streamed_layers(model: Any) -> StreamedLayers | None:
+    """Return what reads the layers of a model; None where they stay in memory."""
+    found: StreamedLayers | None = getattr(model, "mezo_stream", None)
+    return found
+
+
+def _extents(layer: nn.Module, opened: dict[str, int]) -> list[Extent]:
+    """Return where the parameters of a layer lie, adjacent ones together; those that lie in no file are left out."""
+    mapped = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
+    files = [(*fields[0].split("-"), fields[2], fields[5]) for fields in mapped if fields[-1] in opened]
+    extents: list[Extent] = []
+    for address, size in sorted((p.data_ptr(), p.nbytes) for p in layer.parameters()):
+        for low, high, begin, path in files:
+            if int(low, 16) <= address and address + size <= int(high, 16):
+                offset = address - int(low, 16) + int(begin, 16)
+                last = extents[-1] if extents else Extent(0, -1, 0, 0)
+                if last.file == opened[path] and last.offset + last.size == offset:
+                    extents[-1] = last._replace(size=last.size + size)
+                else:
+                    extents.append(Extent(address, opened[path], offset, size))
+    return extents
+
+
+def _advise(extents: list[Extent], advice: int) -> None:
+    for _, file, offset, size in extents:
+        os.posix_fadvise(file, offset, size, advice)
+
+
+def _sha256(opened: dict[str, int]) -> str:
+    """Return the sha256 over the names and contents of files, which are read once and not kept in memory."""
+    total, buffer = hashlib.sha256(), bytearray(CHUNK)
+    for path in sorted(opened):
+        total.update(os.path.basename(path).encode())
+        offset = 0
+        while size := os.preadv(opened[path], [buffer], offset):
+            total.update(memoryview(buffer)[:size])
+            os.posix_fadvise(opened[path], offset, size, os.POSIX_FADV_DONTNEED)
+            offset += size
+    return total.hexdigest()

@@ -1,0 +1,143 @@
+"""Run a packed model whose layers are read from disk: each layer once for all forwards of a step, or of an evaluation.
+
+A forward is a perturbation and a batch: signs, samples and micro-batches make several of them per step. Each goes
+through the model up to its layers, which only say what they are called with. Then every layer in turn is read, and runs
+all forwards by the calls that it would have got; at last each goes from the last layer to the head.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mezo_cli.models.streaming import StreamedLayers, streamed_layers
+from mezo_cli.objectives.collate import Batch
+from mezo_cli.objectives.frozen_layers import Computed, FrozenLayers, Rows
+from mezo_cli.perturb.forward import Perturbation, PerturbedForward
+
+STATES_BYTES = 256_000_000  # of the hidden states of forwards that go through a layer together
+
+Pass = tuple[Perturbation | None, Batch]  # a forward
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # what a layer is called with after the hidden states
+
+
+class StreamedForward(FrozenLayers):
+    """A packed model whose layers are read as they run. See `FrozenLayers` for those that no trained tensor reaches."""
+
+    def __init__(self, streamed: StreamedLayers, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._streamed, self._most = streamed, max(streamed.memory, STATES_BYTES)
+        self._known: dict[Pass, Tensor] = {}  # the last layer's output, from when it is computed until it is used
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the model's logits for a packed batch, as the resident model computes them."""
+        if torch.is_grad_enabled():
+            return self._run(batch)
+        key = self._forward.perturbation, batch
+        if key not in self._known:
+            passes = self._within_memory(self._upcoming(batch))
+            first = self._states_of([one for _, one in passes]) if self.count else None
+            self._known = dict(zip(passes, self._through(passes, first, len(self._layers)), strict=True))
+        with self._streamed.unread():
+            return self._from_layer(batch, self._known.pop(key), self._layers[-1:])
+
+    def together(self, parts: Sequence[Rows]) -> Iterator[list[Rows]]:
+        """Yield the batches of an evaluation in groups that go through the layers together."""
+        group, size = list[Rows](), 0
+        for rows in parts:
+            needed = self._bytes_of(rows)
+            if group and size + needed > self._most:
+                yield group
+                group, size = [], 0
+            group.append(rows)
+            size += needed
+        yield group
+
+    def _bytes_of(self, rows: Rows) -> int:
+        return sum(map(self._tokens_of, rows)) * self._model.config.hidden_size * self._forward.compute_dtype.itemsize
+
+    def _upcoming(self, batch: Batch) -> list[Pass]:
+        """Return the forward that is asked for, first, and those that will be: of the same step, in their order."""
+        now = self._forward.perturbation
+        points = list(self._forward.upcoming)
+        if now is not None and len(now.signs) == 1:  # each sign by a forward of its own
+            split = [[z] if z is None else [z._replace(signs=(sign,)) for sign in z.signs] for z in points]
+            points = [z for of_signs in split for z in of_signs]
+        batches = list(self.upcoming) if batch in self.upcoming else [batch]
+        passes = list(dict.fromkeys((z, one) for z in (points if now in points else [now]) for one in batches))
+        return passes[passes.index((now, batch)) :]
+
+    def _within_memory(self, passes: list[Pass]) -> list[Pass]:
+        """Return as many forwards from the first on as may go through the layers together."""
+        size = 0
+        for count, (z, batch) in enumerate(passes):
+            size += self._bytes_of(batch.rows) * (len(z.signs) if z else 1)
+            if count and size > self._most:
+                return passes[:count]
+        return passes
+
+    def _compute(self, batches: Sequence[Batch]) -> list[Tensor]:
+        return self._through([(None, batch) for batch in batches], None, self.count)
+
+    def _through(self, passes: Sequence[Pass], states: list[Tensor] | None, stop: int) -> list[Tensor]:
+        """Return the output of layer `stop` - 1 for each forward. `states` are those of the frozen layers, if known."""
+        calls, begin = [], 0 if states is None else self.count
+        found = []
+        for z, batch in passes:
+            with self._at(z):
+                own, hidden = self._record(batch)
+            calls.append(own)
+            found.append(hidden)
+        if states is not None:
+            found = [torch.cat([own] * (len(z.signs) if z else 1)) for (z, _), own in zip(passes, states, strict=True)]
+        for number in range(begin, stop):
+            with self._streamed.reading(number):
+                for i, (z, _) in enumerate(passes):
+                    args, kwargs = calls[i][number]
+                    with self._at(z), self._forward.paired_forward() if self._forward.num_signs == 2 else nullcontext():
+                        found[i] = self._layers[number](found[i], *args, **kwargs)
+        return found
+
+    def _record(self, batch: Batch) -> tuple[list[Call], Tensor]:
+        """Return what each layer is called with in the forward of a batch, and the hidden states of the first."""
+        calls: list[Call] = []
+        before: list[Tensor] = []
+        patched = [layer.forward for layer in self._layers]
+
+        def record(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            calls.append((args, kwargs))
+            before.append(hidden_states)
+            if len(calls) == len(patched):
+                raise Computed
+            return hidden_states
+
+        try:
+            for layer in self._layers:
+                layer.forward = record
+            with self._streamed.unread():
+                self._run(batch)
+        except Computed:
+            return calls, before[0]
+        finally:
+            for layer, forward in zip(self._layers, patched, strict=True):
+                layer.forward = forward
+        raise RuntimeError("the forward did not reach its last layer")
+
+    @contextmanager
+    def _at(self, z: Perturbation | None) -> Iterator[None]:
+        """Let forwards inside see the weights of a forward. No weight is read outside its own module."""
+        now, self._forward.perturbation = self._forward.perturbation, z
+        try:
+            yield
+        finally:
+            self._forward.perturbation = now
+
+
+def packed_forward(model: Any, forward: PerturbedForward, *args: Any, **kwargs: Any) -> FrozenLayers:
+    """Return what runs a packed model: its layers are in memory, or are read as they run. See `FrozenLayers`."""
+    streamed = streamed_layers(model)
+    if streamed is None:
+        return FrozenLayers(model, forward, *args, **kwargs)
+    return StreamedForward(streamed, model, forward, *args, **kwargs)

@@ -1,0 +1,152 @@
+"""Layers that are read from disk as they run: the bits of the resident run, each layer once per step."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example
+from mezo_cli.models.streaming import StreamedLayers, streamed_layers
+from mezo_cli.runs import Run
+from mezo_cli.training.prepare import load_session
+from mezo_cli.training.session import Session
+from tests import tiny
+from tests.command_line import error_line, mezo, small
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+CASES = {
+    "mlm": ("roberta", ["objective=mlm", "peft=lora"]),
+    "cls": ("bert", ["objective=cls", "peft=bias"]),
+    "lm": ("llama", ["objective=lm", "task.lm.label_words=[bad,rather good]", "peft=lora"]),
+    "head": ("roberta", ["objective=mlm", "peft=head"]),
+    "top": ("opt", ["objective=lm", "task.lm.label_words=[bad,rather good]", "peft=lora", "peft.layers=1"]),
+}
+MORE = {
+    "float32": [],
+    "bfloat16": ["model.compute_dtype=bfloat16"],
+    "samples": ["optimizer.samples=4", "micro_batch_size=3"],
+    "unpaired": ["model.paired_tokens=0", "micro_batch_size=3"],
+}
+LAYERS = 3
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("models")
+    for family in ("roberta", "bert"):
+        getattr(tiny, family)(home / family, num_hidden_layers=LAYERS)
+    for family in ("llama", "opt"):
+        tiny.decoder(home / family, family, num_hidden_layers=LAYERS)
+    return {family: home / family for family in ("roberta", "bert", "llama", "opt")}
+
+
+def train(folders: dict[str, Path], movies: Path, run: Path, case: str, *more: str) -> Run:
+    family, words = CASES[case]
+    given = small(folders[family], movies, run, *words, "data.shots=8", *more)
+    done = mezo("train", *given)
+    assert done.code == 0, done
+    return Run(run)
+
+
+def facts(run: Run) -> list[Any]:
+    """What a run has computed, without names of files and times."""
+    left_out = ("time", "seconds", "peak")
+    lines = [{key: value for key, value in line.items() if not key.startswith(left_out)} for line in run.metrics()]
+    trajectory = run.read_trajectory()
+    return [lines, trajectory.grads.tolist(), trajectory.lrs.tolist(), (run.path / "predictions.jsonl").read_text()]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize("case", CASES)
+def test_it_has_the_bits_of_the_resident_run(
+    case: str, more: str, folders: dict[str, Path], movies: Path, tmp_path: Path
+) -> None:
+    resident = train(folders, movies, tmp_path / "resident", case, *MORE[more])
+    streamed = train(folders, movies, tmp_path / "streamed", case, *MORE[more], "model.stream=true")
+    assert facts(streamed) == facts(resident)
+
+
+def session_of(folders: dict[str, Path], case: str, *words: str) -> tuple[Session, list[Any], StreamedLayers]:
+    family, named = CASES[case]
+    more = ["data=demo", "steps=3", "model.stream=true", *words]
+    session = load_session(build_config([f"model.path={folders[family]}", *named, *more]), trains=True)
+    rows = session.encoder.encode_all([Example((text,), 0) for text in ("a", "good film", "bad", "film", "it", "was")])
+    session.exclude_unreachable(rows[0])
+    streamed = streamed_layers(session.loaded.model)
+    assert streamed is not None
+    return session, rows, streamed
+
+
+@pytest.mark.parametrize("optimizer", ["mezo optimizer.samples=4", "es optimizer.members=5"])
+def test_a_step_reads_each_layer_once(optimizer: str, folders: dict[str, Path]) -> None:
+    words = [f"optimizer={optimizer.split()[0]}", optimizer.split()[1], "micro_batch_size=2"]
+    session, rows, streamed = session_of(folders, "mlm", *words)
+    for step in range(2):
+        before = streamed.bytes_read
+        session.step(rows, step)
+        assert streamed.bytes_read - before == sum(streamed.sizes)
+
+
+def test_an_evaluation_reads_each_layer_once_unless_its_states_need_too_much(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, rows, streamed = session_of(folders, "lm", "eval_batch_size=2")
+    before = streamed.bytes_read
+    whole = session.objective.evaluate(rows)
+    assert streamed.bytes_read - before == sum(streamed.sizes)
+    monkeypatch.setattr(session.objective.frozen, "_most", 1)
+    assert torch.equal(session.objective.evaluate(rows).values, whole.values)
+    assert streamed.bytes_read - before == 4 * sum(streamed.sizes)
+
+
+def test_what_has_run_is_given_back_and_what_stays_in_memory_is_not(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "mezo_cli.models.streaming._advise", lambda extents, advice: asked.append((extents[0].offset, advice))
+    )
+    session, rows, streamed = session_of(folders, "mlm", "model.stream_memory=100_000")
+    assert 0 < streamed._kept < LAYERS
+    asked.clear()
+    session.objective.evaluate(rows)
+    streamed._reader.shutdown()
+    given_back = [offset for offset, advice in asked if advice == os.POSIX_FADV_DONTNEED]
+    assert given_back == [extents[0].offset for extents in streamed._extents[streamed._kept :]]
+    assert {offset for offset, advice in asked if advice == os.POSIX_FADV_WILLNEED} == set(given_back)
+
+
+def test_resumed_replayed_verified_evaluated_and_predicted(
+    folders: dict[str, Path], movies: Path, tmp_path: Path
+) -> None:
+    words = ["model.stream=true", "checkpoint=trajectory"]
+    run = train(folders, movies, tmp_path / "run", "mlm", *words)
+    family, case = CASES["mlm"]
+    more = [*case, "data.shots=8", *words, "max_seconds=1e-9"]
+    assert mezo("train", *small(folders[family], movies, tmp_path / "part", *more)).code == 130
+    part = Run(tmp_path / "part")
+    assert mezo("resume", part.path, "max_seconds=null").code == 0
+    assert facts(part) == facts(run)
+    for words in (["verify", run.path], ["eval", run.path], ["predict", run.path, "--text", "a good film"]):
+        done = mezo(*words)
+        assert done.code == 0, done
+    assert mezo("replay", run.path, "--step", 3, "--out", tmp_path / "step").code == 0
+
+
+REFUSED = {
+    "peft=none": "the base is only read",
+    "peft=lora optimizer=adamw checkpoint=full": "keeps the layers for its gradient",
+    "peft=lora model.quantize=int8": "does not go with it",
+    "peft=lora model.dtype=bfloat16": "stays as its file has it",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_does_not_go_with_it_is_refused(words: str) -> None:
+    line = error_line(mezo("train", "experiment=demo", "model.stream=true", *words.split()))
+    assert REFUSED[words] in line
