@@ -232,7 +232,7 @@ def _streaming(config: Config) -> Conflicts:
         yield "model.stream", "objective=generate reads all layers for each token; use false"
     if optimizer.needs_backward:
         yield "model.stream", f"optimizer={optimizer.name} keeps the layers for its gradient; use false"
-    for key, value in {"engine": config.engine.name, "init": config.init, "model.quantize": model.quantize}.items():
+    for key, value in {"engine": config.engine.name, "init": config.init}.items():
         if value != "none":
             yield key, "model.stream=true does not go with it; use none"
     if model.dtype != "float32":

@@ -25,6 +25,7 @@ from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, weight_files
 from mezo_cli.models.quantized import quantize_layers
+from mezo_cli.models.quantized_files import map_quantized
 from mezo_cli.models.stored_tensors import check_stored, dtype_of_files
 from mezo_cli.models.streaming import StreamedLayers
 from mezo_cli.system import environment, is_device_error, release_file_pages
@@ -136,14 +137,17 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
             why = "has a decoder of its own; use null or false"
             raise UserError(f"model.tie_embeddings=true: model.path={config.path} {why}")
     model.eval()
-    if config.quantize != "none":
-        quantize_layers(model, config.quantize, f"model.path={config.path}: {type(model).__name__}")
+    name = f"model.path={config.path}: {type(model).__name__}"
+    if config.stream and config.quantize != "none":
+        files = map_quantized(model, config.quantize, files, name)
+    elif config.quantize != "none":
+        quantize_layers(model, config.quantize, name)
     if config.stream:
         if device.type != "cpu" or not hasattr(os, "posix_fadvise"):
             raise UserError(
                 f"model.stream=true reads layers into the memory of a CPU, under Linux; here it is {device}"
             )
-        model.mezo_stream = StreamedLayers(model, files, config.stream_memory, f"model.path={config.path}")
+        model.mezo_stream = StreamedLayers(model, files, config.stream_memory, name)
     model.to(device)
     is_of_hub = folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name)
     compute_dtype, revision = DTYPES[config.compute_dtype], folder.name if is_of_hub else None

@@ -43,20 +43,19 @@ class QuantizedLinear(nn.Linear):
     bits: Tensor
     scale: Tensor
 
-    def __init__(self, how: str, weight: Tensor, bias: nn.Parameter | None) -> None:
+    def __init__(self, how: str, linear: nn.Linear, bits: Tensor, scale: Tensor) -> None:
         nn.Module.__init__(self)  # nn.Linear's own would draw a weight
-        self.how, (self.out_features, self.in_features) = how, weight.shape
-        bits, scale = _quantize_rows(weight) if how == "int8" else _quantize_blocks(weight)
+        self.how, self.out_features, self.in_features = how, linear.out_features, linear.in_features
         self.register_buffer("bits", bits, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
-        self.register_parameter("bias", bias)
+        self.register_parameter("bias", linear.bias)
         self.rows: RowFactors | None = None
 
     def add_factors(self, absolute: bool) -> None:
         """Multiply each row by a trained factor, 1 at first; if `absolute` it is the scale, which is then 1 (int8)."""
         self.rows = RowFactors(self.scale.flatten().clone() if absolute else self.scale.new_ones(self.out_features))
         if absolute:
-            self.scale.fill_(1.0)
+            self.scale = torch.ones_like(self.scale)  # the stored one may lie in a file
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -70,7 +69,7 @@ class QuantizedLinear(nn.Linear):
     @property
     def library(self) -> str:
         """The library that dequantises, with its version; "" for int8."""
-        return "" if self.how == "int8" else f"{PACKAGE} {metadata.version(PACKAGE)}"
+        return library_of(self.how)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input weight^T + bias, in the dtype of the input."""
@@ -145,6 +144,16 @@ def _buffer(size: int, device: torch.device) -> Tensor:
     return _BUFFERS[device]
 
 
+def library_of(how: str) -> str:
+    """Return the library that quantises and dequantises, with its version; "" for int8."""
+    return "" if how == "int8" else f"{PACKAGE} {metadata.version(PACKAGE)}"
+
+
+def quantize(how: str, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the bits and the scales of a matrix; see `QuantizedLinear`."""
+    return _quantize_rows(weight) if how == "int8" else _quantize_blocks(weight)
+
+
 def _quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return (q, scale) of int8: scale = max |w| / 127 of a row, q = w / scale rounded to the nearest, ties to even."""
     wide = weight.float()
@@ -191,6 +200,15 @@ def quantize_layers(model: Any, how: str, name: str) -> None:
 
     `model` is a transformers model on the CPU, its weights in the dtype of the file; `name` is for error lines.
     """
+    for path, module in matrices_of(model, how, name).items():
+        model.set_submodule(path, QuantizedLinear(how, module, *quantize(how, module.weight.data)))
+        release_file_pages(module.weight.data)
+        trim_malloc()
+    widen(model)
+
+
+def matrices_of(model: Any, how: str, name: str) -> dict[str, nn.Linear]:
+    """Return path -> matrix of those that are quantised: all of the numbered layers."""
     matrices = {}
     for path, module in model.named_modules():
         own = [p for p in module.parameters(recurse=False) if p.dim() > 1]
@@ -204,10 +222,11 @@ def quantize_layers(model: Any, how: str, name: str) -> None:
         matrices[path] = module
     if not matrices:
         raise UserError(f"{name}: model.quantize={how} finds no layers of nn.Linear; use model.quantize=none")
-    for path, module in matrices.items():
-        model.set_submodule(path, QuantizedLinear(how, module.weight.data, module.bias))
-        release_file_pages(module.weight.data)
-        trim_malloc()
+    return matrices
+
+
+def widen(model: nn.Module) -> None:
+    """Convert what is not quantised to float32."""
     for p in model.parameters():
         if p.dtype != torch.float32:
             stored, p.data = p.data, p.data.float()

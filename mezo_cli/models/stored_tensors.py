@@ -107,7 +107,7 @@ def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
         total.update(streamed.sha256.encode())
         named = [(name, p) for name, p in named if not streamed.has(p)]
     tensors = [(name, p.detach()) for name, p in named]
-    for path, layer in quantized_layers(model).items():
+    for path, layer in quantized_layers(model).items() if streamed is None else ():
         tensors.append((f"{layer.how}{layer.library}{path}.bits", layer.bits))
         tensors.append((f"{path}.scale", layer.scale))
     for name, tensor in tensors:

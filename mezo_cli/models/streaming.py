@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
+from mezo_cli.models.quantized import QuantizedLinear
 from mezo_cli.system import give_pages_back
 
 CHUNK = 1 << 24  # bytes of a file that are hashed at a time
@@ -54,9 +55,8 @@ class StreamedLayers:
         opened = {path: file.fileno() for path, file in self._files.items()}
         self._extents = [_extents(layer, opened) for layer in self.layers]
         self.sizes = [sum(extent.size for extent in extents) for extents in self._extents]
-        parameters = [p for layer in self.layers for p in layer.parameters()]
-        self._addresses = {id(p): p.data_ptr() for p in parameters}
-        if sum(self.sizes) != sum(p.nbytes for p in parameters):
+        self._addresses = {id(tensor): tensor.data_ptr() for layer in self.layers for tensor in _tensors(layer)}
+        if sum(self.sizes) != sum(tensor.nbytes for layer in self.layers for tensor in _tensors(layer)):
             why = "the tensors of its layers are not all of one dtype, or lie in no mapped safetensors file"
             raise UserError(f"{name}: model.stream=true reads layers from their file, and {why}")
         self._kept = sum(sum(self.sizes[: count + 1]) <= memory for count in range(len(self.sizes)))
@@ -127,12 +127,18 @@ def streamed_layers(model: Any) -> StreamedLayers | None:
     return found
 
 
+def _tensors(layer: nn.Module) -> list[Tensor]:
+    """Return the tensors of a layer that are read as it runs: of a quantised one its bits and scales."""
+    modules = [module for module in layer.modules() if isinstance(module, QuantizedLinear)]
+    return [part for module in modules for part in (module.bits, module.scale)] or list(layer.parameters())
+
+
 def _extents(layer: nn.Module, opened: dict[str, int]) -> list[Extent]:
-    """Return where the parameters of a layer lie, adjacent ones together; those that lie in no file are left out."""
+    """Return where the tensors of a layer lie, adjacent ones together; those that lie in no file are left out."""
     mapped = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
     files = [(*fields[0].split("-"), fields[2], fields[5]) for fields in mapped if fields[-1] in opened]
     extents: list[Extent] = []
-    for address, size in sorted((p.data_ptr(), p.nbytes) for p in layer.parameters()):
+    for address, size in sorted((tensor.data_ptr(), tensor.nbytes) for tensor in _tensors(layer)):
         for low, high, begin, path in files:
             if int(low, 16) <= address and address + size <= int(high, 16):
                 offset = address - int(low, 16) + int(begin, 16)

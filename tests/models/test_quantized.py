@@ -37,10 +37,16 @@ def scores(session: Any) -> torch.Tensor:
     return session.objective.logits(session.objective.collate(session.encoder.encode_all(SENTENCES)))
 
 
+def layer_of(how: str, weight: torch.Tensor, bias: torch.nn.Parameter | None = None) -> QuantizedLinear:
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
+    linear.bias = bias  # type: ignore[assignment]
+    return QuantizedLinear(how, linear, *quantized.quantize(how, weight))
+
+
 def test_int8_is_within_half_a_scale_of_each_weight() -> None:
     weight = torch.randn(70, 30, generator=torch.Generator().manual_seed(0))
     weight[3] = 0.0
-    layer = QuantizedLinear("int8", weight, None)
+    layer = layer_of("int8", weight)
     assert torch.equal(layer.dequantized(), layer.bits.float() * layer.scale)
     assert ((layer.dequantized() - weight).abs() <= layer.scale / 2 * 1.0001).all()
     assert int(layer.bits.abs().amax()) == 127
@@ -53,7 +59,7 @@ def test_nf4_has_the_bytes_of_the_library(shape: tuple[int, int]) -> None:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    layer = QuantizedLinear("nf4", weight, None)
+    layer = layer_of("nf4", weight)
     codes, state = quantize_4bit(weight, quant_type="nf4")
     assert torch.equal(layer.bits, codes)
     assert torch.equal(layer.scale, state.absmax)
@@ -64,7 +70,7 @@ def test_nf4_has_the_bytes_of_the_library(shape: tuple[int, int]) -> None:
 def test_products_and_gradients_are_those_of_the_dequantised_weight(how: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(quantized.ELEMENTS, "cpu", 64 * 30)
     weight, bias = torch.randn(150, 30), torch.nn.Parameter(torch.randn(150))
-    layer, x = QuantizedLinear(how, weight, bias), torch.randn(4, 5, 30, requires_grad=True)
+    layer, x = layer_of(how, weight, bias), torch.randn(4, 5, 30, requires_grad=True)
     same = torch.nn.functional.linear(x, layer.dequantized(), bias)
     torch.testing.assert_close(layer(x), same)
     saved: list[int] = []

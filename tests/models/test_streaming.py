@@ -18,12 +18,15 @@ from tests.command_line import error_line, mezo, small
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
+LM = ["objective=lm", "task.lm.label_words=[bad,rather good]"]
 CASES = {
     "mlm": ("roberta", ["objective=mlm", "peft=lora"]),
     "cls": ("bert", ["objective=cls", "peft=bias"]),
-    "lm": ("llama", ["objective=lm", "task.lm.label_words=[bad,rather good]", "peft=lora"]),
+    "lm": ("llama", [*LM, "peft=lora"]),
     "head": ("roberta", ["objective=mlm", "peft=head"]),
-    "top": ("opt", ["objective=lm", "task.lm.label_words=[bad,rather good]", "peft=lora", "peft.layers=1"]),
+    "int8": ("roberta", ["objective=mlm", "peft=lora", "model.quantize=int8"]),
+    "scales": ("llama", [*LM, "peft=scales", "peft.absolute=true", "model.quantize=int8"]),
+    "top": ("opt", [*LM, "peft=lora", "peft.layers=1"]),
 }
 MORE = {
     "float32": [],
@@ -32,6 +35,13 @@ MORE = {
     "unpaired": ["model.paired_tokens=0", "micro_batch_size=3"],
 }
 LAYERS = 3
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +148,22 @@ def test_resumed_replayed_verified_evaluated_and_predicted(
     assert mezo("replay", run.path, "--step", 3, "--out", tmp_path / "step").code == 0
 
 
+def test_a_quantised_base_is_packed_once(
+    folders: dict[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_of(folders, "int8")
+    files = sorted((cache / "mezo").rglob("*.safetensors"))
+    assert len(files) == LAYERS
+    monkeypatch.setattr("mezo_cli.models.quantized_files.quantize", lambda how, weight: 1 / 0)
+    session_of(folders, "int8")
+    files[1].unlink()
+    with pytest.raises(ZeroDivisionError):
+        session_of(folders, "int8")
+
+
 REFUSED = {
     "peft=none": "the base is only read",
     "peft=lora optimizer=adamw checkpoint=full": "keeps the layers for its gradient",
-    "peft=lora model.quantize=int8": "does not go with it",
     "peft=lora model.dtype=bfloat16": "stays as its file has it",
 }
 

@@ -1,0 +1,51 @@
+"""Keep the quantised matrices of a base in the cache, a file per layer, from which they are mapped as layers run.
+
+The files are made at first use, layer by layer. Their folder is named by what they are made from: the base's files
+(path, size, time of change), the kind, and the version of the library.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+
+from mezo_cli.errors import UserError
+from mezo_cli.models.quantized import QuantizedLinear, library_of, matrices_of, quantize, widen
+from mezo_cli.system import release_file_pages, trim_malloc
+
+
+def map_quantized(model: Any, how: str, files: Sequence[Path], name: str) -> list[Path]:
+    """Replace the matrices of a loaded model by quantised ones that are mapped from files; return those files."""
+    facts = [(os.path.realpath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.sha256(repr((facts, library_of(how))).encode()).hexdigest()[:32]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mezo" / f"{key}-{how}"
+    matrices, made = matrices_of(model, how, name), []
+    for layer, paths in groupby(matrices, lambda path: re.split(r"(\.\d+)\.", path, maxsplit=1)[0:2]):
+        file, own = folder / f"{''.join(layer)}.safetensors", list(paths)
+        made.append(file)
+        if not file.exists():
+            tensors = {}
+            for path in own:
+                tensors[f"{path}.bits"], tensors[f"{path}.scale"] = quantize(how, matrices[path].weight.data)
+                release_file_pages(matrices[path].weight.data)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                part = file.with_suffix(f".{os.getpid()}")
+                safetensors.torch.save_file(tensors, part)
+                os.replace(part, file)
+            except (OSError, safetensors.SafetensorError) as error:
+                raise UserError(f"{file}: the quantised base cannot be written: {error}") from error
+            del tensors
+            trim_malloc()
+        with safetensors.safe_open(file, "pt") as opened:
+            for path in own:
+                bits, scale = opened.get_tensor(f"{path}.bits"), opened.get_tensor(f"{path}.scale")
+                model.set_submodule(path, QuantizedLinear(how, matrices[path], bits, scale))
+    widen(model)
+    return made
