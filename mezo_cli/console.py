@@ -141,6 +141,7 @@ class ProgressReporter:
         passed = max(now - self._start_time, 1e-9)
         rate = (done - self._start_step) / passed
         speed = f"{rate:.2f} steps/s" if rate < 10 else f"{rate:.1f} steps/s"
+        speed = f"{1 / rate:.3g} s per step" if 0 < rate < 0.1 else speed
         speed += f"  {self._tokens / passed:,.0f} tokens/s" if self._tokens else ""
         score = f"loss {loss:.4f}" if reward is None else f"reward {reward:.4f}"
         self._fields.update(score=score, rate=speed if rate else "- steps/s")

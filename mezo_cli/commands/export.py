@@ -62,6 +62,8 @@ def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) 
 
     if as_adapter:
         check_adapter(opened.config)
+    elif opened.config.model.stream:
+        raise UserError(f"{opened.run.path}: model.stream=true: the whole model would be in memory; give --adapter")
     step, session = restore.find_step(opened.config, opened.run, opened.checkpoint), opened.load()
     if session.loaded.adapter is not None and not as_adapter and find_method(opened.config.peft).merges:
         merge(session.loaded, opened.config.model.compute_dtype)

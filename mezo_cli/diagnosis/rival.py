@@ -72,7 +72,7 @@ def check(section: Section, session: Session, deadline: Deadline) -> None:
 
 def rivals(config: Config) -> dict[str, Config]:
     """Return the runs by AdamW with checkpointed activations: with the run's peft, and with a LoRA."""
-    model = config.model.replace(checkpoint_activations=True, dtype="float32")
+    model = config.model.replace(checkpoint_activations=True, dtype="float32", stream=False, stream_memory=0)
     adamw = AdamWConfig(name="adamw", lr=1e-5)
     changed = config.replace(model=model, optimizer=adamw, init="none", checkpoint="full")
     lora = changed.replace(peft=config.peft if isinstance(config.peft, LoraConfig) else LoraConfig(name="lora"))

@@ -5,6 +5,7 @@ through the model up to its layers, which only say what they are called with. Th
 all forwards by the calls that it would have got; at last each goes from the last layer to the head.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mezo_cli.console import progress_log
 from mezo_cli.models.streaming import StreamedLayers, streamed_layers
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.frozen_layers import Computed, FrozenLayers, Rows
@@ -28,7 +30,7 @@ class StreamedForward(FrozenLayers):
 
     def __init__(self, streamed: StreamedLayers, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._streamed, self._most = streamed, max(streamed.memory, STATES_BYTES)
+        self.streamed, self._most = streamed, max(streamed.memory, STATES_BYTES)
         self._known: dict[Pass, Tensor] = {}  # the last layer's output, from when it is computed until it is used
 
     def logits(self, batch: Batch) -> Tensor:
@@ -40,7 +42,7 @@ class StreamedForward(FrozenLayers):
             passes = self._within_memory(self._upcoming(batch))
             first = self._states_of([one for _, one in passes]) if self.count else None
             self._known = dict(zip(passes, self._through(passes, first, len(self._layers)), strict=True))
-        with self._streamed.unread():
+        with self.streamed.unread():
             return self._from_layer(batch, self._known.pop(key), self._layers[-1:])
 
     def together(self, parts: Sequence[Rows]) -> Iterator[list[Rows]]:
@@ -92,13 +94,25 @@ class StreamedForward(FrozenLayers):
             found.append(hidden)
         if states is not None:
             found = [torch.cat([own] * (len(z.signs) if z else 1)) for (z, _), own in zip(passes, states, strict=True)]
+        report = progress_log("reading layers", stop, "layers")
         for number in range(begin, stop):
-            with self._streamed.reading(number):
+            with self.streamed.reading(number):
                 for i, (z, _) in enumerate(passes):
                     args, kwargs = calls[i][number]
                     with self._at(z), self._forward.paired_forward() if self._forward.num_signs == 2 else nullcontext():
                         found[i] = self._layers[number](found[i], *args, **kwargs)
+            report(number + 1)
         return found
+
+    def time_layer(self, batch: Batch, number: int) -> float:
+        """Return the seconds that a layer takes for a batch when it is in memory."""
+        calls, states = self._record(batch)
+        args, kwargs = calls[number]
+        with self.streamed.reading(number):
+            self._layers[number](states, *args, **kwargs)
+            start = time.perf_counter()
+            self._layers[number](states, *args, **kwargs)
+            return time.perf_counter() - start
 
     def _record(self, batch: Batch) -> tuple[list[Call], Tensor]:
         """Return what each layer is called with in the forward of a batch, and the hidden states of the first."""
@@ -116,7 +130,7 @@ class StreamedForward(FrozenLayers):
         try:
             for layer in self._layers:
                 layer.forward = record
-            with self._streamed.unread():
+            with self.streamed.unread():
                 self._run(batch)
         except Computed:
             return calls, before[0]

@@ -73,6 +73,7 @@ class PerturbedForward:
         scratch: memory for the perturbed weights of the module that is running.
         perturbation: what forwards see instead of theta; None outside `perturbed`.
         ranks: those that share the directions of a step; `ALONE` if this process computes all of them.
+        is_streamed: whether a frozen tensor is read from its file as it runs, and never held in another dtype.
         uses_factors: whether a linear layer computes with the factors of a z of low rank, without a copy of its weight.
         upcoming: inside `losses_of`, all that losses are computed with there, in order; None stands for theta.
     """
@@ -91,6 +92,7 @@ class PerturbedForward:
         self._read_outside_module: list[str] = []  # those in the graph of the loss that no patched forward reads
         self.scratch = ScratchBuffer()
         self.uses_factors = True
+        self.is_streamed: Callable[[Tensor], bool] = lambda p: False
         self.ranks: Ranks = ALONE
         self.upcoming: Sequence[Perturbation | None] = ()
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
@@ -373,12 +375,12 @@ class PerturbedForward:
         if self._planned_for is not self.params.tensors:
             self.perturb_whole(self._read_outside_module)
 
-    def set_compute_dtype(self, dtype: torch.dtype, streamed: Callable[[Tensor], bool] = lambda p: False) -> None:
+    def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.
 
         Frozen weights are never updated: to round them once gives the same as to round them in every forward, in less
         memory and time. Embeddings stay as they are: only rows of them are read. Where theta is in half precision,
-        so have they, whatever the dtype of the forwards is. Those that are `streamed` from a file stay there.
+        so have they, whatever the dtype of the forwards is. Those that are read from a file as they run stay there.
         """
         self.compute_dtype = dtype
         self.perturb_whole(self._read_outside_module)
@@ -387,7 +389,7 @@ class PerturbedForward:
         for module, forward in self._original_forwards.items():
             if not (isinstance(module, nn.Embedding) and forward == nn.Embedding.forward.__get__(module)):
                 for p in own_parameters(module).values():
-                    if not p.requires_grad and p.dtype != dtype and not streamed(p):
+                    if not p.requires_grad and p.dtype != dtype and not self.is_streamed(p):
                         stored, p.data = p.data, p.data.to(dtype)
                         release_file_pages(stored)
 

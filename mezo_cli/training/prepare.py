@@ -189,13 +189,13 @@ def _build_session(
     objective = objective_class(config, loaded, forward, encoder)
     check.compare(objective)
     torch.set_float32_matmul_precision(config.model.matmul_precision)
+    if streamed is not None:
+        if objective.frozen is None:
+            raise UserError(f"{model} is a model family whose layers are not read as they run; use model.stream=false")
+        forward.is_streamed = streamed.has
+    forward.set_compute_dtype(loaded.compute_dtype)
     if streamed is None:
-        forward.set_compute_dtype(loaded.compute_dtype)
         objective.outputs(objective.collate(check.rows))  # a model may not support this dtype
-    elif objective.frozen is None:
-        raise UserError(f"{model} is a model family whose layers are not read as they run; use model.stream=false")
-    else:
-        forward.set_compute_dtype(loaded.compute_dtype, streamed.has)
     ranks = current()
     forward.ranks = ranks if ranks.split == "directions" else ALONE
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)

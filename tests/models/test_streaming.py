@@ -1,5 +1,6 @@
 """Layers that are read from disk as they run: the bits of the resident run, each layer once per step."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.models.streaming import StreamedLayers, streamed_layers
 from mezo_cli.runs import Run
-from mezo_cli.training.prepare import load_session
+from mezo_cli.training import precision
+from mezo_cli.training.prepare import load_session, prepare
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
@@ -100,6 +102,29 @@ def test_a_step_reads_each_layer_once(optimizer: str, folders: dict[str, Path]) 
         before = streamed.bytes_read
         session.step(rows, step)
         assert streamed.bytes_read - before == sum(streamed.sizes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_begins_within_six_passes(dtype: str, folders: dict[str, Path], movies: Path, tmp_path: Path) -> None:
+    family, words = CASES["mlm"]
+    more = [*words, "data.shots=8", "model.stream=true", f"model.compute_dtype={dtype}"]
+    prepared = prepare(build_config(small(folders[family], movies, tmp_path, *more)), trains=True)
+    session = prepared.session
+    precision.check(session, session.loss_of(prepared.rows["train"]))
+    streamed = streamed_layers(session.loaded.model)
+    assert streamed is not None
+    assert 1 + streamed.bytes_read / sum(streamed.sizes) <= 6  # one for the sha256
+
+
+def test_doctor_says_what_reading_costs(folders: dict[str, Path], movies: Path, tmp_path: Path) -> None:
+    family, words = CASES["mlm"]
+    more = [*words, "data.shots=8", "model.stream=true"]
+    done = mezo("doctor", *small(folders[family], movies, tmp_path / "run", *more), "--seconds", 1, "--json")
+    assert done.code == 0, done
+    first = json.loads(done.out)["checks"][0]["findings"][0]
+    assert first["name"] == "streaming"
+    assert first["figures"]["bytes_per_step"] > LAYERS * 4 * 16 * 16
+    assert first["figures"]["free_from_tokens"] > 0
 
 
 def test_an_evaluation_reads_each_layer_once_unless_its_states_need_too_much(
