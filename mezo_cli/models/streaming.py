@@ -65,8 +65,8 @@ class StreamedLayers:
         self._held, self.bytes_read = False, 0
         self.sha256 = _sha256(opened)
         for number, layer in enumerate(self.layers):
-            layer.register_forward_pre_hook(lambda *_, number=number: self._begin_alone(number))
-            layer.register_forward_hook(lambda *_, number=number: self._end_alone(number))
+            layer.register_forward_pre_hook(lambda *_, number=number: self._begin(number))
+            layer.register_forward_hook(lambda *_, number=number: self._end(number))
 
     def has(self, p: Tensor) -> bool:
         """Return whether a parameter is read from its file: one that is trained has been moved."""
@@ -83,11 +83,11 @@ class StreamedLayers:
     @contextmanager
     def unread(self) -> Iterator[None]:
         """Let layers run inside the block without being read or given back."""
-        self._held = True
+        before, self._held = self._held, True
         try:
             yield
         finally:
-            self._held = False
+            self._held = before
 
     def time_reading(self, number: int) -> float:
         """Return the seconds that a layer takes to be read from the disk, which is not in the system's memory then."""
@@ -98,23 +98,17 @@ class StreamedLayers:
                 os.pread(file, min(CHUNK, size - begin), offset + begin)
         return time.perf_counter() - start
 
-    def _begin_alone(self, number: int) -> None:
-        if not self._held:
-            self._begin(number)
-
-    def _end_alone(self, number: int) -> None:
-        if not self._held:
-            self._end(number)
-
     def _begin(self, number: int) -> None:
         """Ask for the layer after this one; the last one is followed by the first that does not stay in memory."""
+        if self._held:
+            return
         following = number + 1 if number + 1 < len(self.layers) else self._kept
         if self._kept <= following < len(self.layers):
             self._reader.submit(_advise, self._extents[following], os.POSIX_FADV_WILLNEED)
         self.bytes_read += self.sizes[number]
 
     def _end(self, number: int) -> None:
-        if number < self._kept:
+        if self._held or number < self._kept:
             return
         for address, _, _, size in self._extents[number]:
             give_pages_back(address, size)

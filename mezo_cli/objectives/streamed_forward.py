@@ -8,12 +8,14 @@ all forwards by the calls that it would have got; at last each goes from the las
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mezo_cli.console import progress_log
+from mezo_cli.errors import UserError
 from mezo_cli.models.streaming import StreamedLayers, streamed_layers
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.frozen_layers import Computed, FrozenLayers, Rows
@@ -39,29 +41,29 @@ class StreamedForward(FrozenLayers):
             return self._run(batch)
         key = self._forward.perturbation, batch
         if key not in self._known:
-            passes = self._within_memory(self._upcoming(batch))
+            if not self._forward.supports_paired_forward:
+                raise UserError("model.stream=true: a weight of this model is used outside its own module; use false")
+            passes = self._upcoming(batch)
             first = self._states_of([one for _, one in passes]) if self.count else None
             self._known = dict(zip(passes, self._through(passes, first, len(self._layers)), strict=True))
         with self.streamed.unread():
             return self._from_layer(batch, self._known.pop(key), self._layers[-1:])
 
-    def together(self, parts: Sequence[Rows]) -> Iterator[list[Rows]]:
+    def together(self, parts: Sequence[Rows]) -> Iterator[Sequence[Rows]]:
         """Yield the batches of an evaluation in groups that go through the layers together."""
-        group, size = list[Rows](), 0
-        for rows in parts:
-            needed = self._bytes_of(rows)
-            if group and size + needed > self._most:
-                yield group
-                group, size = [], 0
-            group.append(rows)
-            size += needed
-        yield group
+        while parts:
+            count = self._fitting([(rows, 1) for rows in parts])
+            yield parts[:count]
+            parts = parts[count:]
 
-    def _bytes_of(self, rows: Rows) -> int:
-        return sum(map(self._tokens_of, rows)) * self._model.config.hidden_size * self._forward.compute_dtype.itemsize
+    def _fitting(self, forwards: Sequence[tuple[Rows, int]]) -> int:
+        """Return how many forwards from the first on, of rows and signs, may go through the layers together."""
+        width = self._model.config.hidden_size * self._forward.compute_dtype.itemsize
+        sizes = accumulate(width * signs * sum(map(self._tokens_of, rows)) for rows, signs in forwards)
+        return max(1, sum(size <= self._most for size in sizes))
 
     def _upcoming(self, batch: Batch) -> list[Pass]:
-        """Return the forward that is asked for, first, and those that will be: of the same step, in their order."""
+        """Return the forward that is asked for and the next ones of the same step, as many as fit in memory."""
         now = self._forward.perturbation
         points = list(self._forward.upcoming)
         if now is not None and len(now.signs) == 1:  # each sign by a forward of its own
@@ -69,36 +71,26 @@ class StreamedForward(FrozenLayers):
             points = [z for of_signs in split for z in of_signs]
         batches = list(self.upcoming) if batch in self.upcoming else [batch]
         passes = list(dict.fromkeys((z, one) for z in (points if now in points else [now]) for one in batches))
-        return passes[passes.index((now, batch)) :]
-
-    def _within_memory(self, passes: list[Pass]) -> list[Pass]:
-        """Return as many forwards from the first on as may go through the layers together."""
-        size = 0
-        for count, (z, batch) in enumerate(passes):
-            size += self._bytes_of(batch.rows) * (len(z.signs) if z else 1)
-            if count and size > self._most:
-                return passes[:count]
-        return passes
+        passes = passes[passes.index((now, batch)) :]
+        return passes[: self._fitting([(one.rows, len(z.signs) if z else 1) for z, one in passes])]
 
     def _compute(self, batches: Sequence[Batch]) -> list[Tensor]:
         return self._through([(None, batch) for batch in batches], None, self.count)
 
     def _through(self, passes: Sequence[Pass], states: list[Tensor] | None, stop: int) -> list[Tensor]:
         """Return the output of layer `stop` - 1 for each forward. `states` are those of the frozen layers, if known."""
-        calls, begin = [], 0 if states is None else self.count
-        found = []
+        begin, recorded = 0 if states is None else self.count, []
         for z, batch in passes:
             with self._at(z):
-                own, hidden = self._record(batch)
-            calls.append(own)
-            found.append(hidden)
+                recorded.append(self._record(batch))
+        found = [hidden for _, hidden in recorded]
         if states is not None:
             found = [torch.cat([own] * (len(z.signs) if z else 1)) for (z, _), own in zip(passes, states, strict=True)]
         report = progress_log("reading layers", stop, "layers")
         for number in range(begin, stop):
             with self.streamed.reading(number):
                 for i, (z, _) in enumerate(passes):
-                    args, kwargs = calls[i][number]
+                    args, kwargs = recorded[i][0][number]
                     with self._at(z), self._forward.paired_forward() if self._forward.num_signs == 2 else nullcontext():
                         found[i] = self._layers[number](found[i], *args, **kwargs)
             report(number + 1)
@@ -116,8 +108,7 @@ class StreamedForward(FrozenLayers):
 
     def _record(self, batch: Batch) -> tuple[list[Call], Tensor]:
         """Return what each layer is called with in the forward of a batch, and the hidden states of the first."""
-        calls: list[Call] = []
-        before: list[Tensor] = []
+        calls, before = list[Call](), list[Tensor]()
         patched = [layer.forward for layer in self._layers]
 
         def record(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
