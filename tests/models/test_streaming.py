@@ -72,9 +72,21 @@ def facts(run: Run) -> list[Any]:
     return [lines, trajectory.grads.tolist(), trajectory.lrs.tolist(), (run.path / "predictions.jsonl").read_text()]
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("more", MORE)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("case", "more"),
+    [
+        ("mlm", "float32"),
+        ("mlm", "unpaired"),
+        ("cls", "bfloat16"),
+        ("lm", "bfloat16"),
+        ("int8", "samples"),
+        ("lm", "samples"),
+        ("head", "unpaired"),
+        ("scales", "bfloat16"),
+        ("top", "unpaired"),
+    ],
+)
 def test_it_has_the_bits_of_the_resident_run(
     case: str, more: str, folders: dict[str, Path], movies: Path, tmp_path: Path
 ) -> None:
