@@ -120,7 +120,7 @@ def take_steps(config: Config) -> dict[str, float]:
     session = load_session(config, trains=True)
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     batches = [session.encoder.encode_all([train[i] for i in sampler.batch(step)]) for step in range(STEPS)]
-    session.exclude_unreachable(batches[0][0], batches[0])
+    session.exclude_unreachable(batches[0][0])
     if session.optimizer.replayable:
         session.optimizer.keep_start(lambda: session.params)
     seconds = []

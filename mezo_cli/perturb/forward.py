@@ -12,7 +12,7 @@ z is drawn by `params.noise.perturb`, for all tensors of a module at once, and `
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from mezo_cli.perturb.functional import ModulePlan, ScratchBuffer, linear_per_si
 from mezo_cli.perturb.member_weights import MemberRows, MemberWeights, swapped
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.low_rank import Factors, LowRankNoise
-from mezo_cli.perturb.params import Params, graph_leaves
+from mezo_cli.perturb.params import Params
 from mezo_cli.perturb.storage import SEGMENT
 from mezo_cli.system import release_file_pages
 
@@ -319,44 +319,24 @@ class PerturbedForward:
         """Keep as trainable only the tensors that can change the loss; return the names of the others.
 
         Left out are poolers and unused heads. The autograd graph of one small forward shows which; no backward is run.
+        Of a mixture of experts it runs a few: another entry of a ModuleList stays where one reaches the loss, unless it
+        ran without an effect.
 
         Args:
             run: runs a small forward and returns its logits.
         """
         self._read.clear()
+        everything = self.params.tensors
         # In theta's dtype: the graph would keep all copies in another one.
         with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations():
             unreachable = self.params.select_reachable(run())
+        reached = self.params.tensors
+        entries = {self._entry(name) for name in reached} - {""}
+        others = {name for name in unreachable if name not in self._read and self._entry(name) in entries}
+        self._read |= others
+        self.params.tensors = {name: p for name, p in everything.items() if name in reached or name in others}
         self.perturb_whole([name for name in self.params.tensors if name not in self._read])
-        return unreachable
-
-    def add_reachable(self, everything: Mapping[str, nn.Parameter], run: Callable[[], Tensor]) -> list[str]:
-        """Keep as trainable also what the forward of `select_reachable` did not run and others do: experts, branches.
-
-        These are the tensors of modules that did not run there and are in the graph of more rows, and those in an entry
-        of a ModuleList (an expert) of which another entry reaches the loss. A module that ran without an effect stays
-        left out. Where every module ran, nothing is computed.
-
-        Args:
-            everything: the tensors that were trainable before `select_reachable`.
-            run: runs a forward of more rows and returns its logits; no activations are kept for a gradient.
-
-        Returns:
-            The names of the tensors that are not trained.
-        """
-        idle = [name for name in everything if name not in self.params.tensors and name not in self._read]
-        if idle:
-            with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations():
-                leaves = graph_leaves(run())
-            later = {name for name in idle if id(everything[name]) in leaves}
-            entries = {self._entry(name) for name in (*self.params.tensors, *later)} - {""}
-            later |= {name for name in idle if self._entry(name) in entries}
-            if later:
-                self._read |= later
-                chosen = {*self.params.tensors, *later}
-                self.params.tensors = {name: p for name, p in everything.items() if name in chosen}
-                self.perturb_whole(self._read_outside_module)
-        return [name for name in everything if name not in self.params.tensors]
+        return [name for name in unreachable if name not in others]
 
     def _entry(self, name: str) -> str:
         """Return a tensor's name without its number in the innermost ModuleList; "" if it is in none."""

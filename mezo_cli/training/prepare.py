@@ -103,8 +103,7 @@ def prepare(
     sizes = {name: p.numel() for name, p in session.params.tensors.items()}
     train = prepared.rows["train"]
     with explain_device_errors("before the first step", smaller_batches(config)):
-        left_out = session.exclude_unreachable(train[0], [train[i] for i in prepared.sampler.batch(0)])
-        prepared.unreachable = {name: sizes[name] for name in left_out}
+        prepared.unreachable = {name: sizes[name] for name in session.exclude_unreachable(train[0])}
         prepared.states_bytes = session.keep_states(train, prepared.rows["dev"]) if config.steps else 0
     return prepared
 

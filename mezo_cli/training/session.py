@@ -5,8 +5,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
@@ -68,29 +66,11 @@ class Session:
         with dropout(self.loaded.model, self.config.seed, step) if uses_dropout else nullcontext():
             return self.optimizer.step(self.forward, self.loss_of(rows, weights), step)
 
-    def exclude_unreachable(self, row: Any, batch: Sequence[Any] = ()) -> list[str]:
-        """Exclude the parameters that the loss does not depend on; return their names.
-
-        Args:
-            row: a row whose forward shows it.
-            batch: rows that may reach what this row does not: the experts of a mixture, a branch for long texts.
-        """
-        everything = self.params.tensors
+    def exclude_unreachable(self, row: Any) -> list[str]:
+        """Exclude the parameters that the loss of a row does not depend on; return their names."""
         frozen = self.objective.frozen if self.config.model.cache_frozen == "auto" else None
         with nullcontext() if frozen is None else frozen.find():
-            unreachable = self.forward.select_reachable(lambda: self.objective.outputs(self.objective.collate([row])))
-        if not batch:
-            return unreachable
-        known = self.objective.frozen
-        count = 0 if known is None else known.count
-        if known is not None:
-            known.count = 0  # a layer that seems frozen may have an expert that is trained
-        left = self.forward.add_reachable(
-            everything, lambda: torch.cat([self.objective.outputs(part) for part in self.micro_batches(batch)])
-        )
-        if known is not None and len(left) == len(unreachable):
-            known.count = count
-        return left
+            return self.forward.select_reachable(lambda: self.objective.outputs(self.objective.collate([row])))
 
     def keep_states(self, *splits: Sequence[Any]) -> int:
         """Keep what frozen layers compute for all rows of a split, from when they are first needed.

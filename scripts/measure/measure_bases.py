@@ -45,7 +45,7 @@ def load(words: Sequence[str], seed: int, count: int) -> tuple[Session, list[Any
     session, train = load_session(config), load_splits(config).train
     rows = session.encoder.encode_all(train)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-    session.exclude_unreachable(rows[0], rows[:2])
+    session.exclude_unreachable(rows[0])
     return session, rows, [rows[i] for i in order[:count]]
 
 

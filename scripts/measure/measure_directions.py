@@ -74,7 +74,7 @@ def cosines(base: Session, config: Config, rows: Sequence[Any], target: Tensor, 
     """Return the mean cosine of one step, that of the sum of all steps, and the number of steps."""
     own = load_session(in_float32(config))
     own.loaded.model.load_state_dict(base.loaded.model.state_dict())
-    own.exclude_unreachable(rows[0], rows[:2])
+    own.exclude_unreachable(rows[0])
     optimizer: Any = own.optimizer
     optimizer.keep_start(lambda: own.params)
     sampler, single, total, step = make_sampler(config, rows), [], torch.zeros_like(target), 0
@@ -104,7 +104,7 @@ def show_noise(overrides: Sequence[str], size: int, count: int) -> None:
     config = build_config([*overrides, "model.compute_dtype=float32"])
     session, train = load_session(config), load_splits(config).train
     rows = session.encoder.encode_all([train[i] for i in torch.randperm(len(train)).tolist()[:count]])
-    session.exclude_unreachable(rows[0], rows[:size])
+    session.exclude_unreachable(rows[0])
     print("| data.batches | G | N | std of the loss x sqrt(B) |\n|---|---|---|---|")
     for kind in KINDS:
         print("| {} | {:.3g} | {:.3g} | {:.3g} |".format(kind, *noise(session, rows, size, kind)), flush=True)
