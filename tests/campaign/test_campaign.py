@@ -37,13 +37,13 @@ def test_kills_a_full_disk_and_mistakes(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_power_cuts_and_all_mistakes(lab: Lab, tmp_path: Path) -> None:
-    check([*power_cut.jobs(lab, SEED, 6), *mistakes.jobs(lab, SEED, 0)], tmp_path)
+    check([*power_cut.jobs(lab, SEED, 3), *mistakes.jobs(lab, SEED, 0)], tmp_path)
 
 
 @pytest.mark.slow
 def test_kills_and_flips_of_every_kind_of_run(tmp_path: Path) -> None:
     lab = build(tmp_path / "lab", tuple(CASES))
-    check([*stops.kills(lab, SEED, 24), *flips.jobs(lab, SEED, 120), *stops.two_at_once(lab, SEED, 12)], tmp_path)
+    check([*stops.kills(lab, SEED, 12), *flips.jobs(lab, SEED, 60), *stops.two_at_once(lab, SEED, 6)], tmp_path)
 
 
 # --- the harness itself ---

@@ -101,7 +101,7 @@ def test_an_interrupted_search_ends_in_the_same_trials(
     searched: tuple[Path, Result], roberta: Path, tmp_path: Path
 ) -> None:
     """Ctrl-C says once how to go on; the run of the open trial is finished, and told by its number."""
-    more = ("steps=300", "eval_every=0", "--trials", "2")
+    more = ("steps=120", "eval_every=0", "--trials", "2")
     words = search(roberta, searched[0] / "movies", tmp_path / "cut", *RANGES, *more)
     running = start(*words, cwd=tmp_path)
     wait_until_it_trains(tmp_path / "cut", running)
