@@ -45,7 +45,7 @@ class StreamedLayers:
     Attributes:
         layers: the numbered layers.
         sizes: the bytes of each layer.
-        sha256: over the names and the contents of the files.
+        sha256: over the contents of the files.
         bytes_read: of the layers that have been read since the model was loaded, those that stay included.
     """
 
@@ -63,7 +63,7 @@ class StreamedLayers:
         self._kept = sum(sum(self.sizes[: count + 1]) <= memory for count in range(len(self.sizes)))
         self._reader = ThreadPoolExecutor(1, "mezo-read-ahead")
         self._held, self.bytes_read = False, 0
-        self.sha256 = _sha256(opened)
+        self.sha256 = _sha256(list(opened.values()))
         for number, layer in enumerate(self.layers):
             layer.register_forward_pre_hook(lambda *_, number=number: self._begin(number))
             layer.register_forward_hook(lambda *_, number=number: self._end(number))
@@ -159,14 +159,13 @@ def _advise(extents: list[Extent], advice: int) -> None:
         os.posix_fadvise(file, offset, size, advice)
 
 
-def _sha256(opened: dict[str, int]) -> str:
-    """Return the sha256 over the names and contents of files, which are read once and not kept in memory."""
+def _sha256(files: list[int]) -> str:
+    """Return the sha256 over the contents of files, in their order, which are read once and not kept in memory."""
     total, buffer = hashlib.sha256(), bytearray(CHUNK)
-    for path in sorted(opened):
-        total.update(os.path.basename(path).encode())
+    for file in files:
         offset = 0
-        while size := os.preadv(opened[path], [buffer], offset):
+        while size := os.preadv(file, [buffer], offset):
             total.update(memoryview(buffer)[:size])
-            os.posix_fadvise(opened[path], offset, size, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
             offset += size
     return total.hexdigest()

@@ -21,6 +21,7 @@ from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.frozen_layers import Computed, FrozenLayers, Rows
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
 
+SAID_PASSES = 8  # through the layers whose progress is logged: those of the start and of the first step
 STATES_BYTES = 256_000_000  # of the hidden states of forwards that go through a layer together
 
 Pass = tuple[Perturbation | None, Batch]  # a forward
@@ -86,7 +87,8 @@ class StreamedForward(FrozenLayers):
         found = [hidden for _, hidden in recorded]
         if states is not None:
             found = [torch.cat([own] * (len(z.signs) if z else 1)) for (z, _), own in zip(passes, states, strict=True)]
-        report = progress_log("reading layers", stop, "layers")
+        is_new = self.streamed.bytes_read < SAID_PASSES * sum(self.streamed.sizes)
+        report = progress_log("reading layers", stop, "layers") if is_new else lambda done: None
         for number in range(begin, stop):
             with self.streamed.reading(number):
                 for i, (z, _) in enumerate(passes):

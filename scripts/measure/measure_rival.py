@@ -16,6 +16,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -194,9 +195,13 @@ def table(args: argparse.Namespace) -> None:
             print(f"| {' | '.join(cells)} |")
     print("\n| model | method | lr | steps | dev loss | test AUC | test accuracy |\n|---|---|---|---|---|---|---|")
     for model, methods in plan.items():
-        for method in methods if (args.out / "runs" / model).exists() else ():
+        for method in methods:
             folder, scores = args.out / "runs" / model / method.replace(", ", "-"), []
             entries, _ = read_runs(sorted(folder.glob("test-*")))
+            if not entries:
+                continue
+            if method == "MeZO, all":
+                print(f"| {model} | before training | | | {' | '.join(untrained(entries))} |")
             for entry in entries:
                 rows = [json.loads(line) for line in (entry.run.path / "predictions.jsonl").read_text().splitlines()]
                 scores.append((entry.score("dev", "loss"), auc(rows), entry.score("test", "accuracy")))
@@ -204,6 +209,22 @@ def table(args: argparse.Namespace) -> None:
             cells = [interval([float(value) for value in column]) for column in zip(*scores, strict=True)]
             end = " (at an end of its grid)" * at_end
             print(f"| {model} | {method} | {rate:g}{end} | {methods[method]['steps']} | {' | '.join(cells)} |")
+
+
+def untrained(entries: Sequence[Any]) -> list[str]:
+    """Return the figures of the untrained model on the rows of these runs, and its accuracy at a moved threshold."""
+    scores = []
+    for entry in entries:
+        summary = json.loads((entry.run.path / "summary.json").read_text())
+        rows = [json.loads(line) for line in (entry.run.path / "predictions.jsonl").read_text().splitlines()]
+        first = json.loads((entry.run.path / "untrained.json").read_text())["rows"]["test"]
+        name = list(rows[0]["probabilities"])[1]
+        area = roc_auc_score([row["label"] == name for row in rows], [high - low for low, high in first])
+        moved = max(summary["baselines"].values(), key=lambda one: float(one["dev"]["accuracy"]))["test"]["accuracy"]
+        before = entry.run.evaluations("dev")[0]["loss"]
+        scores.append((before, area, summary["test_before"]["accuracy"], moved))
+    *cells, moved = (interval([float(value) for value in column]) for column in zip(*scores, strict=True))
+    return [*cells[:2], f"{cells[2]}; {moved} at a moved threshold"]
 
 
 def auc(rows: list[dict[str, Any]]) -> float:
