@@ -60,12 +60,10 @@ def main() -> None:
         for rank, mine in zip(ranks, others, strict=True):
             ratios = mine / base
             low, high = bootstrap([ratios], np.median, random_state=0, method="percentile").confidence_interval
-            print(
-                f"{args.shape}, {args.rows} x {args.tokens}, {compute}, rank {rank}, {torch.get_num_threads()} threads, "
-                f"{args.rounds} rounds: two forwards {np.median(base):.2f} s, step {np.median(mine):.2f} s, "
-                f"ratio {np.median(ratios):.3f} ({low:.3f} to {high:.3f})",
-                flush=True,
-            )
+            what = f"{args.shape}, {args.rows} x {args.tokens}, {compute}, rank {rank}"
+            medians = f"two forwards {np.median(base):.2f} s, step {np.median(mine):.2f} s"
+            result = f"{medians}, ratio {np.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+            print(f"{what}, {torch.get_num_threads()} thread(s), {args.rounds} rounds: {result}", flush=True)
 
 
 if __name__ == "__main__":
