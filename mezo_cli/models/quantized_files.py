@@ -8,15 +8,17 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
-from mezo_cli.errors import UserError
 from mezo_cli.models.quantized import QuantizedLinear, library_of, matrices_of, quantize, widen
+from mezo_cli.models.stored_tensors import read_tensors
+from mezo_cli.runs import atomic
 from mezo_cli.system import release_file_pages, trim_malloc
 
 
@@ -26,8 +28,8 @@ def map_quantized(model: Any, how: str, files: Sequence[Path], name: str) -> lis
     key = hashlib.sha256(repr((facts, library_of(how))).encode()).hexdigest()[:32]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mezo" / f"{key}-{how}"
     matrices, made = matrices_of(model, how, name), []
-    for layer, paths in groupby(matrices, lambda path: re.split(r"(\.\d+)\.", path, maxsplit=1)[0:2]):
-        file, own = folder / f"{''.join(layer)}.safetensors", list(paths)
+    for prefix, paths in groupby(matrices, lambda path: re.split(r"(\.\d+)\.", path, maxsplit=1)[0:2]):
+        file, own = folder / f"{''.join(prefix)}.safetensors", list(paths)
         made.append(file)
         if not file.exists():
             tensors = {}
@@ -36,16 +38,14 @@ def map_quantized(model: Any, how: str, files: Sequence[Path], name: str) -> lis
                 release_file_pages(matrices[path].weight.data)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                part = file.with_suffix(f".{os.getpid()}")
-                safetensors.torch.save_file(tensors, part)
-                os.replace(part, file)
-            except (OSError, safetensors.SafetensorError) as error:
-                raise UserError(f"{file}: the quantised base cannot be written: {error}") from error
+                atomic.replace(file, partial(save_file, tensors))
+            except (OSError, SafetensorError) as error:
+                raise atomic.write_error(file, error) from error
             del tensors
             trim_malloc()
-        with safetensors.safe_open(file, "pt") as opened:
-            for path in own:
-                bits, scale = opened.get_tensor(f"{path}.bits"), opened.get_tensor(f"{path}.scale")
-                model.set_submodule(path, QuantizedLinear(how, matrices[path], bits, scale))
+        stored, _ = read_tensors(file)
+        for path in own:
+            layer = QuantizedLinear(how, matrices[path], stored[f"{path}.bits"], stored[f"{path}.scale"])
+            model.set_submodule(path, layer)
     widen(model)
     return made
