@@ -192,7 +192,7 @@ class Objective:
         for group in ([rows] for rows in parts) if self.frozen is None else self.frozen.together(parts):
             batches = [self.collate(rows) for rows in group]
             if self.frozen is not None:
-                self.frozen.upcoming = batches
+                self.frozen.expect(batches)
             yield from batches
 
     def evaluate(self, rows: Sequence[Any], report: Report = lambda done: None, ranks: Ranks = ALONE) -> Evaluation:
@@ -296,7 +296,7 @@ class BatchLoss:
         """Return what `compute` does for each weight set: one sign after the other where a batch does not fit."""
         forward, frozen = self._objective.forward, self._objective.frozen
         if frozen is not None:
-            frozen.upcoming = self._batches
+            frozen.expect(self._batches)
         if forward.num_signs == 2 and not all(map(self._objective.fits_paired_forward, self._batches)):
             return forward.forward_per_sign(compute).flatten(0, 1)
         return compute()

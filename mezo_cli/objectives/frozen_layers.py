@@ -40,7 +40,6 @@ class FrozenLayers:
 
     Attributes:
         count: the number of these layers; 0 until `find`.
-        upcoming: the batches whose logits will be asked for one after the other, with the same weights or others.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class FrozenLayers:
     ) -> None:
         self.count, self._model, self._forward = 0, model, forward
         self._inputs_of, self._tokens_of, self._reads = inputs_of, tokens_of, reads
-        self.upcoming: Sequence[Batch] = ()
         self._parent, self._name, self._layers = numbered_layers(model)
         self._reads_alone = False  # whether they are all layers, of whose output one position per row is left
         self._rest = self._layers  # the last frozen layer, which returns its known output, and those above
@@ -106,6 +104,9 @@ class FrozenLayers:
             return self._run(batch)
         (states,) = self._states_of([batch])
         return self._from_layer(batch, torch.cat([states] * self._forward.num_signs), self._rest)
+
+    def expect(self, batches: Sequence[Batch]) -> None:
+        """Take note of the batches whose logits will be asked for one after the other: here it changes nothing."""
 
     def together(self, parts: Sequence[Rows]) -> Iterator[Sequence[Rows]]:
         """Yield the batches of an evaluation in groups that go through the layers together: here one by one."""

@@ -34,6 +34,7 @@ class StreamedForward(FrozenLayers):
     def __init__(self, streamed: StreamedLayers, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.streamed, self._most = streamed, max(streamed.memory, STATES_BYTES)
+        self._expected: Sequence[Batch] = ()
         self._known: dict[Pass, Tensor] = {}  # the last layer's output, from when it is computed until it is used
 
     def logits(self, batch: Batch) -> Tensor:
@@ -49,6 +50,10 @@ class StreamedForward(FrozenLayers):
             self._known = dict(zip(passes, self._through(passes, first, len(self._layers)), strict=True))
         with self.streamed.unread():
             return self._from_layer(batch, self._known.pop(key), self._layers[-1:])
+
+    def expect(self, batches: Sequence[Batch]) -> None:
+        """Take note of the batches that can go through the layers together."""
+        self._expected = batches
 
     def together(self, parts: Sequence[Rows]) -> Iterator[Sequence[Rows]]:
         """Yield the batches of an evaluation in groups that go through the layers together."""
@@ -70,7 +75,7 @@ class StreamedForward(FrozenLayers):
         if now is not None and len(now.signs) == 1:  # each sign by a forward of its own
             split = [[z] if z is None else [z._replace(signs=(sign,)) for sign in z.signs] for z in points]
             points = [z for of_signs in split for z in of_signs]
-        batches = list(self.upcoming) if batch in self.upcoming else [batch]
+        batches = self._expected if batch in self._expected else [batch]
         passes = list(dict.fromkeys((z, one) for z in (points if now in points else [now]) for one in batches))
         passes = passes[passes.index((now, batch)) :]
         return passes[: self._fitting([(one.rows, len(z.signs) if z else 1) for z, one in passes])]
