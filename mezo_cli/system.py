@@ -156,15 +156,20 @@ def trim_malloc() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def private_file_mappings() -> list[tuple[int, int]]:
-    """Return (first, last + 1) address of each file that is mapped privately into this process; none outside Linux."""
+def mapped_files() -> list[tuple[int, int, int, str]]:
+    """Return first and last + 1 address, offset and path of each file mapped privately here; none outside Linux."""
     try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return []
-    fields = [line.split() for line in lines]
-    private = [addresses.split("-") for addresses, mode, _, _, inode, *_ in fields if mode[-1] == "p" and inode != "0"]
-    return [(int(first, 16), int(last, 16)) for first, last in private]
+    fields = [line.split(maxsplit=5) for line in lines]
+    private = [(one[0].split("-"), one[2], one[5]) for one in fields if one[1][-1] == "p" and one[4] != "0"]
+    return [(int(first, 16), int(last, 16), int(offset, 16), path) for (first, last), offset, path in private]
+
+
+def private_file_mappings() -> list[tuple[int, int]]:
+    """Return (first, last + 1) address of each file that is mapped privately into this process; none outside Linux."""
+    return [(first, last) for first, last, _, _ in mapped_files()]
 
 
 def release_mapped_pages(address: int, size: int, mappings: list[tuple[int, int]]) -> None:

@@ -268,7 +268,6 @@ class ModelConfig(Settings):
     cache_bytes: NotNegative = Field(
         256_000_000, description="memory in which their output is kept between steps, if all of a split's fits; 0: none"
     )
-
     stream: Flag = Field(
         False, description="read the numbered layers of a frozen base from its files as they run (peft; Linux, a CPU)"
     )

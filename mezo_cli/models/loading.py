@@ -101,6 +101,8 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
         seed: draws a new classification head.
     """
     device = pick_device(config.device)
+    if config.stream and (device.type != "cpu" or not hasattr(os, "posix_fadvise")):
+        raise UserError(f"model.stream=true reads layers into the memory of a CPU, under Linux; here it is {device}")
     folder = fetch(config)
     stored = _load_config(folder, config.path, model_kind)
     check_installed(quantize=config.quantize)
@@ -138,15 +140,11 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
             raise UserError(f"model.tie_embeddings=true: model.path={config.path} {why}")
     model.eval()
     name = f"model.path={config.path}: {type(model).__name__}"
-    if config.stream and config.quantize != "none":
+    if config.quantize != "none" and config.stream:
         files = map_quantized(model, config.quantize, files, name)
     elif config.quantize != "none":
         quantize_layers(model, config.quantize, name)
     if config.stream:
-        if device.type != "cpu" or not hasattr(os, "posix_fadvise"):
-            raise UserError(
-                f"model.stream=true reads layers into the memory of a CPU, under Linux; here it is {device}"
-            )
         model.mezo_stream = StreamedLayers(model, files, config.stream_memory, name)
     model.to(device)
     is_of_hub = folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name)

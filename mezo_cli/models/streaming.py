@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
 from mezo_cli.models.quantized import QuantizedLinear
-from mezo_cli.system import give_pages_back
+from mezo_cli.system import give_pages_back, mapped_files
 
 CHUNK = 1 << 24  # bytes of a file that are hashed at a time
 
@@ -54,10 +54,11 @@ class StreamedLayers:
         self.layers = numbered_layers(model)[2]
         self._files = {os.path.realpath(file): file.open("rb", buffering=0) for file in files}
         opened = {path: file.fileno() for path, file in self._files.items()}
-        self._extents = [_extents(layer, opened) for layer in self.layers]
+        tensors, mapped = [_tensors(layer) for layer in self.layers], mapped_files()
+        self._extents = [_extents(of_layer, mapped, opened) for of_layer in tensors]
         self.sizes = [sum(extent.size for extent in extents) for extents in self._extents]
-        self._addresses = {id(tensor): tensor.data_ptr() for layer in self.layers for tensor in _tensors(layer)}
-        if sum(self.sizes) != sum(tensor.nbytes for layer in self.layers for tensor in _tensors(layer)):
+        self._addresses = {id(tensor): tensor.data_ptr() for of_layer in tensors for tensor in of_layer}
+        if self.sizes != [sum(tensor.nbytes for tensor in of_layer) for of_layer in tensors]:
             why = "the tensors of its layers are not all of one dtype, or lie in no mapped safetensors file"
             raise UserError(f"{name}: model.stream=true reads layers from their file, and {why}")
         self._kept = sum(sum(self.sizes[: count + 1]) <= memory for count in range(len(self.sizes)))
@@ -137,15 +138,13 @@ def _tensors(layer: nn.Module) -> list[Tensor]:
     return [part for module in modules for part in (module.bits, module.scale)] or list(layer.parameters())
 
 
-def _extents(layer: nn.Module, opened: dict[str, int]) -> list[Extent]:
-    """Return where the tensors of a layer lie, adjacent ones together; those that lie in no file are left out."""
-    mapped = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
-    files = [(*fields[0].split("-"), fields[2], fields[5]) for fields in mapped if fields[-1] in opened]
+def _extents(tensors: list[Tensor], files: list[tuple[int, int, int, str]], opened: dict[str, int]) -> list[Extent]:
+    """Return where tensors lie, adjacent ones together; those that lie in none of the mapped files are left out."""
     extents: list[Extent] = []
-    for address, size in sorted((tensor.data_ptr(), tensor.nbytes) for tensor in _tensors(layer)):
+    for address, size in sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors):
         for low, high, begin, path in files:
-            if int(low, 16) <= address and address + size <= int(high, 16):
-                offset = address - int(low, 16) + int(begin, 16)
+            if path in opened and low <= address and address + size <= high:
+                offset = address - low + begin
                 last = extents[-1] if extents else Extent(0, -1, 0, 0)
                 if last.file == opened[path] and last.offset + last.size == offset:
                     extents[-1] = last._replace(size=last.size + size)

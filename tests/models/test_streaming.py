@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.command_line import error_line, mezo, small
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
+NEEDS_LIBRARY = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes (extra quantized)")
 LM = ["objective=lm", "task.lm.label_words=[bad,rather good]"]
 CASES = {
     "mlm": ("roberta", ["objective=mlm", "peft=lora"]),
@@ -27,6 +29,7 @@ CASES = {
     "lm": ("llama", [*LM, "peft=lora"]),
     "head": ("roberta", ["objective=mlm", "peft=head"]),
     "int8": ("roberta", ["objective=mlm", "peft=lora", "model.quantize=int8"]),
+    "nf4": ("roberta", ["objective=mlm", "peft=lora", "model.quantize=nf4"]),
     "scales": ("llama", [*LM, "peft=scales", "peft.absolute=true", "model.quantize=int8"]),
     "top": ("opt", [*LM, "peft=lora", "peft.layers=1"]),
 }
@@ -85,6 +88,7 @@ def facts(run: Run) -> list[Any]:
         ("head", "unpaired"),
         ("scales", "bfloat16"),
         ("top", "unpaired"),
+        pytest.param("nf4", "samples", marks=NEEDS_LIBRARY),
     ],
 )
 def test_it_has_the_bits_of_the_resident_run(
