@@ -30,6 +30,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.diagnosis.findings import Deadline
 from mezo_cli.diagnosis.rival import _measured
 from mezo_cli.report.frame import read_runs
+from mezo_cli.runs import Run
 
 TUNE, TEST = (1,), (13, 21, 42, 87, 100)  # seeds
 MEZO_STEPS = {"demo": 1000, "smollm2": 100, "roberta-large": 0}
@@ -203,8 +204,7 @@ def table(args: argparse.Namespace) -> None:
             if method == "MeZO, all":
                 print(f"| {model} | before training | | | {' | '.join(untrained(entries))} |")
             for entry in entries:
-                rows = [json.loads(line) for line in (entry.run.path / "predictions.jsonl").read_text().splitlines()]
-                scores.append((entry.score("dev", "loss"), auc(rows), entry.score("test", "accuracy")))
+                scores.append((entry.score("dev", "loss"), auc(entry.run), entry.score("test", "accuracy")))
             rate, at_end = best_rate(args, model, method)
             cells = [interval([float(value) for value in column]) for column in zip(*scores, strict=True)]
             end = " (at an end of its grid)" * at_end
@@ -214,23 +214,22 @@ def table(args: argparse.Namespace) -> None:
 def untrained(entries: Sequence[Any]) -> list[str]:
     """Return the figures of the untrained model on the rows of these runs, and its accuracy at a moved threshold."""
     scores = []
-    for entry in entries:
-        summary = json.loads((entry.run.path / "summary.json").read_text())
-        rows = [json.loads(line) for line in (entry.run.path / "predictions.jsonl").read_text().splitlines()]
-        first = json.loads((entry.run.path / "untrained.json").read_text())["rows"]["test"]
-        name = list(rows[0]["probabilities"])[1]
-        area = roc_auc_score([row["label"] == name for row in rows], [high - low for low, high in first])
+    for run in (entry.run for entry in entries):
+        summary, stored = run.read_summary(), run.read_values("untrained.json")
+        margins = [high - low for low, high in stored["rows"]["test"]]
         moved = max(summary["baselines"].values(), key=lambda one: float(one["dev"]["accuracy"]))["test"]["accuracy"]
-        before = entry.run.evaluations("dev")[0]["loss"]
-        scores.append((before, area, summary["test_before"]["accuracy"], moved))
+        before = run.evaluations("dev")[0]["loss"]
+        scores.append((before, auc(run, margins), summary["test_before"]["accuracy"], moved))
     *cells, moved = (interval([float(value) for value in column]) for column in zip(*scores, strict=True))
     return [*cells[:2], f"{cells[2]}; {moved} at a moved threshold"]
 
 
-def auc(rows: list[dict[str, Any]]) -> float:
-    """Return the area under the ROC curve of the second label's probability."""
+def auc(run: Run, margins: Sequence[float] | None = None) -> float:
+    """Return the area under the ROC curve of the second label's probability in test, or of other scores of its rows."""
+    rows = run.predictions() or []
     name = list(rows[0]["probabilities"])[1]
-    return float(roc_auc_score([row["label"] == name for row in rows], [row["probabilities"][name] for row in rows]))
+    scores = [row["probabilities"][name] for row in rows] if margins is None else margins
+    return float(roc_auc_score([row["label"] == name for row in rows], scores))
 
 
 def main() -> None:

@@ -11,10 +11,8 @@ import argparse
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from measure_storage import SHAPES, Steps, config_of, make_folder
-from scipy.stats import bootstrap
+from measure_storage import SHAPES, Steps, compare_seconds, config_of, make_folder
 
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.compose import build_config
@@ -56,14 +54,10 @@ def main() -> None:
         for work in works:
             find_method(work.session.config.peft).fit(work.session, work.rows)
         times = [[two_forwards(plain), *(work.step() for work in works)] for _ in range(args.rounds + 1)][1:]
-        base, *others = np.array(times).T
-        for rank, mine in zip(ranks, others, strict=True):
-            ratios = mine / base
-            low, high = bootstrap([ratios], np.median, random_state=0, method="percentile").confidence_interval
+        for number, rank in enumerate(ranks, 1):
+            taken = [(of_round[0], of_round[number]) for of_round in times]
             what = f"{args.shape}, {args.rows} x {args.tokens}, {compute}, rank {rank}"
-            medians = f"two forwards {np.median(base):.2f} s, step {np.median(mine):.2f} s"
-            result = f"{medians}, ratio {np.median(ratios):.3f} ({low:.3f} to {high:.3f})"
-            print(f"{what}, {torch.get_num_threads()} thread(s), {args.rounds} rounds: {result}", flush=True)
+            print(f"{what}, {compare_seconds(('two forwards', 'step'), taken)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,15 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 import transformers
+from scipy.stats import bootstrap
 
 from mezo_cli import models
 from mezo_cli.config.compose import build_config
@@ -166,6 +169,20 @@ def step_peak(config: Config, stored: list[str], rows: int, tokens: int, steps: 
         "process": memory("VmHWM"),
         "seconds": seconds,
     }
+
+
+def compare_seconds(names: Sequence[str], times: Sequence[Sequence[float]]) -> str:
+    """Return the median seconds of two works that took turns, [rounds, 2], and of the second's ratio to the first.
+
+    The ratio has the 95% percentile interval of its median over bootstrap samples of the rounds.
+    """
+    ratios = [second / first for first, second in times]
+    low, high = bootstrap([ratios], np.median, random_state=0, method="percentile").confidence_interval
+    first, second = (statistics.median(column) for column in zip(*times, strict=True))
+    what = (
+        f"{torch.get_num_threads()} thread(s), {len(times)} rounds: {names[0]} {first:.2f} s, {names[1]} {second:.2f} s"
+    )
+    return f"{what}, ratio {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 
 def in_process(words: list[str]) -> dict[str, Any]:

@@ -18,14 +18,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
 import transformers
-from measure_storage import DEMO, SHAPES, Steps, config_of, make_folder
-from scipy.stats import bootstrap
+from measure_storage import DEMO, SHAPES, Steps, compare_seconds, config_of, make_folder
 
 from mezo_cli.models.streaming import streamed_layers
 
@@ -35,24 +35,21 @@ BYTES = 20_000_000_000  # that the large checkpoint needs, with room
 
 def ratio(args: argparse.Namespace) -> None:
     """Print the median of the ratios of a streamed step to a resident one, with its 95% interval."""
-    for compute in args.compute.split(","):
+    for compute in (args.compute or "float32,bfloat16").split(","):
         works = []
         for name, stream in (("resident", False), ("streamed", True)):
             folder = make_folder(args.folder / name, args.shape, compute)  # each its own: cached pages are shared
             config = config_of(folder, args.shape, "float32", compute, "lora")
             model = config.model.replace(stream=stream)
             works.append(Steps(config.replace(model=model), args.rows, args.tokens))
-        times = np.array([[work.step() for work in works] for _ in range(args.rounds + 1)])[1:]
-        ratios = times[:, 1] / times[:, 0]
-        low, high = bootstrap([ratios], np.median, random_state=0, method="percentile").confidence_interval
+        times = [[work.step() for work in works] for _ in range(args.rounds + 1)][1:]
         streamed = streamed_layers(works[1].session.loaded.model)
         assert streamed is not None
-        rates = [streamed.sizes[-1] / streamed.time_reading(len(streamed.sizes) - 1) for _ in range(5)]
+        rate = median(streamed.sizes[-1] / streamed.time_reading(len(streamed.sizes) - 1) for _ in range(5))
         print(
-            f"{args.shape}, LoRA, {args.rows} x {args.tokens}, {compute}, {torch.get_num_threads()} thread(s), "
-            f"{args.rounds} rounds: resident {np.median(times[:, 0]):.2f} s, streamed {np.median(times[:, 1]):.2f} s, "
-            f"ratio {np.median(ratios):.3f} ({low:.3f} to {high:.3f}); {sum(streamed.sizes) / 1e9:.2f} GB per step, "
-            f"disk {np.median(rates) / 1e9:.2f} GB/s",
+            f"{args.shape}, LoRA, {args.rows} x {args.tokens}, {compute}, "
+            f"{compare_seconds(('resident', 'streamed'), times)}; {sum(streamed.sizes) / 1e9:.2f} GB per step, "
+            f"disk {rate / 1e9:.2f} GB/s",
             flush=True,
         )
 
@@ -105,14 +102,12 @@ def cached_bytes(files: list[Path]) -> int:
 
 def large(args: argparse.Namespace) -> None:
     """Train a LoRA of the large model, and print the peak of its process and of the cached part of its checkpoint."""
-    if args.compute == "float32,bfloat16":
-        args.compute = "bfloat16"
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    if args.compute == "bfloat16" and "bf16" not in flags:
+    compute = args.compute or "bfloat16"
+    if compute == "bfloat16" and "bf16" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         sys.exit("this CPU has no products in bfloat16 (avx512_bf16, amx_bf16): give --compute float32")
     folder, run = make_large(args.folder / "llama-7b"), args.folder / f"run-{int(time.time())}"
     words = [f"model.path={folder}", "model.name=llama-7b", "objective=lm", "peft=lora", "model.stream=true"]
-    words += [f"model.compute_dtype={args.compute}", f"model.quantize={args.quantize}", f"hydra.run.dir={run}"]
+    words += [f"model.compute_dtype={compute}", f"model.quantize={args.quantize}", f"hydra.run.dir={run}"]
     words += ["task=sst2", "data=demo", "data.shots=8", "data.eval_limit=16", f"task.lm.max_length={args.tokens}"]
     words += [f"batch_size={args.rows}", "steps=3", "eval_every=3", "log_every=1", "test_at_start=false"]
     child = subprocess.Popen([sys.executable, "-m", "mezo_cli", "train", *words])
@@ -129,7 +124,7 @@ def large(args: argparse.Namespace) -> None:
     seconds = [line["seconds"] for line in metrics if line["kind"] == "train"]
     size = sum(file.stat().st_size for file in files)
     print(
-        f"\n7B, LoRA, {args.rows} x {args.tokens}, {args.compute}, quantize={args.quantize}: exit {child.returncode}; "
+        f"\n7B, LoRA, {args.rows} x {args.tokens}, {compute}, quantize={args.quantize}: exit {child.returncode}; "
         f"checkpoint {size / 1e9:.1f} GB; VmHWM {peak / 1e9:.2f} GB; at most {most / 1e9:.2f} GB of it cached; "
         f"seconds at the steps {seconds}"
     )
@@ -141,7 +136,7 @@ def main() -> None:
     stages: dict[str, Any] = {one.__name__: one for one in (ratio, large)}
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--shape", default="roberta-large", choices=SHAPES)
-    parser.add_argument("--compute", default="float32,bfloat16")
+    parser.add_argument("--compute", help="ratio: both, float32,bfloat16; large: bfloat16")
     parser.add_argument("--quantize", default="none")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=32)
