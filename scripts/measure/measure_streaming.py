@@ -78,7 +78,7 @@ def make_large(folder: Path) -> Path:
     config.save_pretrained(folder)
     for part in (DEMO / "decoder").glob("*token*"):
         shutil.copyfile(part, folder / part.name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return folder
 
 
