@@ -1,14 +1,11 @@
-"""What the first step of a `MezoOptimizer` does besides: find what the loss depends on, and say that it takes long.
+"""What the first step of a `MezoOptimizer` does besides: find what the loss depends on.
 
 Patched forwards do not perturb weights that a model reads outside their own modules, such as an embedding that
 `F.linear` elsewhere uses as its weight, and the output projection of `nn.MultiheadAttention`: they are found, too.
 """
 
-import logging
-import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,24 +18,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction
 
-log = logging.getLogger("mezo")
-
 Closure = Callable[[], Tensor | float]
-LONG = 5.0  # seconds after which the first step says what it does
-
-
-@contextmanager
-def saying_what_takes_long(compiles: bool) -> Iterator[None]:
-    """Log one line if what is inside takes long; `compiles`: kernels of the noise may be compiled there."""
-    what = "it compiles the kernels that draw z, once per machine, and " if compiles else "it "
-    text = "MezoOptimizer: the first step is still running: %scalls the closure twice more than later ones"
-    timer = threading.Timer(LONG, log.warning, (text, what))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def to_tensor(loss: Tensor | float) -> Tensor:

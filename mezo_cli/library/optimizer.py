@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError, join
-from mezo_cli.library.first_step import Closure, find_uncovered, loss_with_graph, saying_what_takes_long, to_tensor
+from mezo_cli.library.first_step import Closure, find_uncovered, loss_with_graph, to_tensor
 from mezo_cli.library.groups import ParamsArgument, to_groups
 from mezo_cli.library.settings import METHOD, StepSettings, check_group, check_settings
 from mezo_cli.library.trajectory import make_header, open_writer
@@ -119,12 +119,6 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._places = {name: (owner._parameters, name.rpartition(".")[2]) for name, owner in owners.items()}
         self._addresses = {name: p.data_ptr() for name, p in self.forward.params.tensors.items()}
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a group after the optimizer was made: memory and names are laid out by then."""
-        if hasattr(self, "forward"):
-            raise UserError("add_param_group: the groups of a MezoOptimizer are given when it is made (params=...)")
-        super().add_param_group(param_group)
-
     @torch.no_grad()
     def step(self, closure: Closure | None = None, paired: bool = False) -> float:  # type: ignore[override]
         """Take one step, with the model in eval mode, and return the mean of the losses.
@@ -155,8 +149,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._check_addresses()
         with in_eval_mode(self._model):
             if not self._started:
-                with saying_what_takes_long(self.forward.params.noise.describe_kernels()[0] != "eager"):
-                    self._start(closure)
+                self._start(closure)
             n, seed = self._updates.samples(self.steps), self.settings.seed
             directions = [Direction(seed, self.steps, sample) for sample in range(n)]
             losses = partial(self._losses, closure, paired)
@@ -209,10 +202,6 @@ class MezoOptimizer(torch.optim.Optimizer):
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.settings, self._updates, self.steps = settings, updates, state_dict["steps"]
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Refuse a copy or a pickle: it would share no memory with a model, and have no patched forwards."""
-        raise UserError("a MezoOptimizer is not copied or pickled: make one for the other model, and load a state_dict")
 
     def close(self) -> None:
         """Wait until the trajectory is on the disk, and close it. A later step opens it again."""
@@ -306,8 +295,6 @@ def _check_groups(groups: list[dict[str, Any]]) -> None:
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
     first = next(iter(tensors))
     for name, p in tensors.items():
-        if nn.parameter.is_lazy(p):
-            raise UserError(f"params: {name} has no shape yet: run the model once before the optimizer is made")
         if p.dtype not in DTYPES:
             raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of {join(map(str, DTYPES))}")
         if p.dtype != tensors[first].dtype:

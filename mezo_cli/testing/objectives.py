@@ -131,13 +131,6 @@ class Conformance:
         assert length or "train.tsv:7" in refusal
         assert length <= session.encoder.max_length
 
-    def test_label_ids_are_one_per_label_or_none(self, session: Session, config: Config) -> None:
-        """Label words and their ids belong to the labels."""
-        if not isinstance(session.encoder, ClassificationEncoder):
-            pytest.skip("this objective reads no labels")
-        assert len(session.encoder.label_ids) in (0, len(config.task.labels))
-        assert len(session.encoder.label_words) == len(session.encoder.label_ids)
-
     # --- scores ---
 
     def test_scores_are_those_of_the_models_own_forward(self, session: Session, rows: list[Example]) -> None:

@@ -1,6 +1,5 @@
 """Weights in half precision, momentum, Adam and schedules of samples: by the runner's classes, to the same bits."""
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from mezo_cli import MezoOptimizer, replay
 from mezo_cli.errors import UserError
-from mezo_cli.library import first_step
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import make_noise
@@ -161,20 +159,3 @@ def test_its_text_is_short() -> None:
         "  100 parameters in 50 tensors: lr=1e-06, weight_decay=0",
         "  200 parameters in 50 tensors: lr=1e-06, weight_decay=0.1",
     ]
-
-
-def test_a_first_step_that_takes_long_says_what_it_does(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(first_step, "LONG", 0.05)
-    model = make()
-    optimizer = MezoOptimizer(model)
-
-    def closure() -> Tensor:
-        time.sleep(0.2)
-        return loss_of(model)
-
-    optimizer.step(closure)
-    assert [message for message in caplog.messages if "still running" in message] == caplog.messages[:1]
-    optimizer.step(closure)
-    assert len(caplog.messages) == 1
