@@ -271,23 +271,13 @@ def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or 
 
 @app.command(rich_help_panel="Look at runs")
 def runs(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DIR|KEY=VALUE", help="Where to look, else outputs; settings to filter by."),
-    ] = None,
-    status: Annotated[str | None, typer.Option("--status", help="Only these: finished, failed, ...")] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     sort: Annotated[str | None, typer.Option("--sort", help="A column (test: best first), or a setting's key.")] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the directories only.")] = False,
-    diff: Annotated[
-        tuple[Path, Path] | None, typer.Option("--diff", metavar="RUN RUN", help="Show how two runs differ, instead.")
-    ] = None,
 ) -> None:
     """List the runs under a folder, with every setting in which they differ."""
-    if diff is not None:
-        commands.runs.diff(*diff, as_json)
-        return
-    commands.runs.runs(words or [], status, sort, as_json, quiet)
+    commands.runs.runs(folder, sort, as_json, quiet)
 
 
 @app.command(rich_help_panel="Look at runs")

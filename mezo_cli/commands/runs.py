@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,11 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
 from mezo_cli.commands.open_run import folders_or_outputs
-from mezo_cli.commands.run_filters import (
-    Filter,
-    judging_config,
-    parse_filters,
-    parse_sort,
-    parse_statuses,
-    setting,
-)
+from mezo_cli.config.explain import key_owners
+from mezo_cli.config.registry import OBJECTIVES
+from mezo_cli.config.schema import MISSING, Config
 from mezo_cli.config.stored import read_settings
+from mezo_cli.config.validation import defaults
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.optim import OPTIMIZERS
@@ -41,7 +37,6 @@ from mezo_cli.runs.scores import MARK, NOTE, picked_start
 COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev", "test")
 WORDS = ("run", "status", "task", "objective", "method", "model", "metric")
 SHOWN = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "seed", "steps")
-RESULTS = ("status", "step", "metric", "dev", "test", "verdict")  # of `--diff`
 DISPENSABLE = ("metric", "model", "objective")  # the first is the first to go; then settings, the last first
 LAST = ("step", "task", "seed", "method")  # go only where the terminal is narrower than 80 columns
 RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow terminal
@@ -84,87 +79,84 @@ class Listed:
         return {name: own.get(name) or str(record[name]) for name in COLUMNS}
 
 
-def runs(
-    words: Sequence[str], status: str | None = None, sort: str | None = None, as_json: bool = False, quiet: bool = False
-) -> None:
+def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quiet: bool = False) -> None:
     """Print a table of runs: status, settings, scores; below it why runs failed or are damaged."""
-    folder, filters = _split(words)
-    statuses, order = parse_statuses(status), parse_sort(sort, COLUMNS)
+    (folder,) = folders_or_outputs([] if path is None else [path])
+    order = _parse_sort(sort)
     listed = [_read(run, folder) for run in find_runs(folder)]
-    chosen = [
-        run
-        for run in listed
-        if (not statuses or run.record["status"] in statuses) and all(one.matches(run.settings) for one in filters)
-    ]
     if order is not None:
-        chosen.sort(key=lambda run: order(run.record, run.settings))
+        listed.sort(key=order)
     if as_json:
-        settings, keys = _differences(chosen)
-        records = zip((run.record for run in chosen), settings, strict=True)
+        settings, keys = _differences(listed)
+        records = zip((run.record for run in listed), settings, strict=True)
         document = [{**record, "settings": {key: one[key] for key in keys} if one else None} for record, one in records]
         print_line(json.dumps(document, indent=2))
     elif quiet:
-        for run in chosen:
+        for run in listed:
             if "\n" in run.name:
                 raise UserError(f"{run.name!r}: a name with a line feed, and -q prints one path per line: rename it")
             print_line(str(folder / run.name))
     elif not listed:
         print_line(f"no runs under {folder}")
-    elif not chosen:
-        print_line(_no_match(folder, listed, statuses, filters))
     else:
-        _show(chosen)
+        _show(listed)
 
 
-def _split(words: Sequence[str]) -> tuple[Path, list[Filter]]:
-    """Return the folder and the filters among the words of the command line."""
-    folders = [word for word in words if "=" not in word or Path(word).is_dir()]
-    if len(folders) > 1:
-        raise UserError(f"'{folders[1]}': one folder is listed at a time; a filter is KEY=VALUE, e.g. task=sst2")
-    (folder,) = folders_or_outputs([Path(word) for word in folders])
-    return folder, parse_filters([word for word in words if word not in folders])
+def _parse_sort(name: str | None) -> Callable[[Listed], tuple[bool, Any]] | None:
+    """Return the sort key of a run; None for the order in which they began.
 
+    Scores are sorted from the best on, everything else from the least on. Runs without the value come last.
+    """
+    known = (*COLUMNS, "start", "end")
+    if name is None:
+        return None
+    if name not in known and name not in key_owners():
+        near = did_you_mean(name, (*known, *key_owners()))
+        raise UserError(f"--sort {name}: allowed are {join(known)}, and the key of a setting{near}")
 
-def _no_match(folder: Path, listed: Sequence[Listed], statuses: Sequence[str], filters: Sequence[Filter]) -> str:
-    """Return that no run matches, and for one filter the values that there are."""
-    conditions = [*([f"--status {','.join(statuses)}"] if statuses else []), *(one.text for one in filters)]
-    line = f"none of {len(listed)} runs under {folder} matches {' '.join(conditions)}"
-    if len(filters) == 1 and not statuses:
-        values = sorted({filters[0].shown(run.settings) for run in listed if run.settings})
-        return f"{line}{did_you_mean(filters[0].values[0], values)}; there are {join(values[:10])}"
-    return line
+    def order(run: Listed) -> tuple[bool, Any]:
+        record = run.record
+        value = record.get({"method": "optimizer"}.get(name, name)) if name in known else _setting(run.settings, name)
+        if value is None or not run.settings:
+            return True, 0
+        if name in ("dev", "test"):
+            return False, -_judging_config(record["objective"]).order_of(record["metric"]) * value
+        return False, value if isinstance(value, (int, float)) else format_value(value)
 
-
-def diff(first: Path, second: Path, as_json: bool) -> None:
-    """Print the settings in which two runs differ, and what they came to."""
-    pair = [_read(Run.open(path), Path()) for path in (first, second)]
-    for run in pair:
-        if run.record["status"] == "damaged":
-            raise UserError(str(run.record["problem"]))
-    settings, keys = _differences(pair)
-    results = {name: [run.record[name] for run in pair] for name in RESULTS}
-    if as_json:
-        own = {key: [one[key] for one in settings] for key in keys}
-        document = {"runs": [run.record["run"] for run in pair], "settings": own, "results": results}
-        print_line(json.dumps(document, indent=2))
-        return
-    rows = [(key, *(format_value(one[key]) for one in settings)) for key in keys]
-    rows += [(name, *(run.cells.get(name, str(run.record[name])) for run in pair)) for name in RESULTS]
-    if not keys:
-        print_line("their settings are the same")
-    titles = ("", *(run.name for run in pair))
-    for line in _table([dict(zip(titles, row, strict=True)) for row in (titles, *rows)], make_console().width):
-        print_line(line)
+    return order
 
 
 def _differences(listed: Sequence[Listed]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the settings of each run by dotted key (empty for a damaged one), and the keys that differ."""
-    flat = fill([flatten_values(run.settings) for run in listed], lambda key: setting({}, key))
+    flat = fill([flatten_values(run.settings) for run in listed], lambda key: _setting({}, key))
     keys = differing_keys([one for one, run in zip(flat, listed, strict=True) if run.settings])
     return [one if run.settings else {} for one, run in zip(flat, listed, strict=True)], keys
 
 
 # --- one run ---
+
+
+def _setting(settings: Mapping[str, Any], key: str) -> Any:
+    """Return a setting of a stored config, or the default of a key that did not exist when it was stored."""
+    for source in (settings, _defaults()):
+        value: Any = source
+        for part in key.split("."):
+            value = value.get(part, MISSING) if isinstance(value, Mapping) else MISSING
+        if value != MISSING:
+            return value
+    return None
+
+
+_defaults = cache(defaults)
+
+
+@cache
+def _judging_config(objective: str) -> Config:
+    """Return a config that orders values of an objective's metrics; as usual for a plug-in that is not installed."""
+    try:
+        return Config(objective=OBJECTIVES.load(objective)(name=objective))
+    except UserError:
+        return Config()
 
 
 def _read(run: Run, folder: Path) -> Listed:
@@ -182,11 +174,11 @@ def _read(run: Run, folder: Path) -> Listed:
     record = {
         "run": str(run.path),
         "status": status,
-        **{name: str(setting(settings, key)) for name, key in keys.items()},
+        **{name: str(_setting(settings, key)) for name, key in keys.items()},
         "metric": _metric(info, settings),
-        "seed": setting(settings, "seed"),
+        "seed": _setting(settings, "seed"),
         "step": step,
-        "steps": setting(settings, "steps"),
+        "steps": _setting(settings, "steps"),
         **scores,
         "verdict": summary.get("verdict"),
         "start": info.get("start"),
@@ -205,18 +197,18 @@ def _progress(
     is the best so far.
     """
     metric = _metric(info, settings)
-    steps = int(setting(settings, "steps"))
+    steps = int(_setting(settings, "steps"))
     if status == "finished":
         summary = run.read_summary()
         steps = summary.get("steps", steps)  # it may have ended before the last one
-        if _is_replayable(str(setting(settings, "optimizer.name"))):
+        if _is_replayable(str(_setting(settings, "optimizer.name"))):
             trajectory.check_length(run.trajectory, steps)
         scores = {split: _score(run, summary.get(split), metric) for split in ("dev", "test")}
         return steps, scores, None, summary
     done, lines = trajectory.count_steps(run.trajectory), run.metrics()
     problem = f"{info.get('error')}" if status == "failed" else None
     dev = [line for line in lines if line.get("split") == "dev" and metric in line]
-    ranks = judging_config(str(setting(settings, "objective.name")))
+    ranks = _judging_config(str(_setting(settings, "objective.name")))
     best = min(dev, key=lambda line: ranks.rank(line, metric))[metric] if dev else None
     step = max((line["step"] for line in lines), default=0)
     return max(step, done), {"dev": best, "test": None}, problem, {"verdict": info.get("verdict")}
@@ -224,7 +216,7 @@ def _progress(
 
 def _metric(info: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Return the metric that picks the best checkpoint; run.json says it once the data are read."""
-    return str(info.get("metric") or setting(settings, "task.metric") or "accuracy")
+    return str(info.get("metric") or _setting(settings, "task.metric") or "accuracy")
 
 
 def _is_replayable(optimizer: str) -> bool:

@@ -74,7 +74,7 @@ def test_a_damaged_finished_run_is_named(name: str, tmp_path: Path) -> None:
     assert f"torn/{file}" in line
 
 
-# --- filters, order, formats ---
+# --- order, formats ---
 
 
 @pytest.fixture(scope="module")
@@ -94,22 +94,6 @@ def names(*words: object) -> list[str]:
     result = mezo("runs", *words, "-q")
     assert result.code == 0, result
     return [Path(line).name for line in result.out.splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["--status", "interrupted"], ["mezo-interrupted"]),
-        (["--status", "interrupted,damaged"], ["mezo-interrupted", "momentum"]),
-        (["optimizer=mezo,mezo_adam", "--status", "finished"], ["adam_window", "mezo"]),
-        (["optimizer.window=4"], ["adam_window"]),
-        (["optimizer.eps=1e-3", "seed=13"], ["adam_window", "mezo", "mezo-interrupted", "momentum"]),
-        (["model=demo", "logger=none", "peft=bias", "optimizer=mezo"], ["mezo", "mezo-interrupted"]),
-        (["task=rte"], []),
-    ],
-)
-def test_filters(words: list[str], found: list[str], some: Path) -> None:
-    assert sorted(names(some, *words)) == found
 
 
 def test_order(some: Path) -> None:
@@ -137,29 +121,10 @@ def test_json(some: Path) -> None:
     assert {key: found["mezo"][key] for key in wanted} == wanted
     assert found["mezo-interrupted"]["test"] is None
     assert "summary.json" in found["momentum"]["problem"]
-    assert json.loads(mezo("runs", some, "task=rte", "--json").out) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["tsk=sst2"], "unknown key 'tsk' (did you mean 'task'?)"),
-        (["status=failed"], "it is no setting; give --status failed"),
-        (["task.hub=x"], "task.hub is a group of keys"),
-        (["seed=many"], "seed is a number, not 'many'"),
-        (["--status", "fialed"], "(did you mean 'failed'?)"),
-        (["--sort", "tset"], "(did you mean 'test'?)"),
-        (["there"], "one folder is listed at a time"),
-    ],
-)
-def test_mistakes(words: list[str], part: str, some: Path) -> None:
-    assert part in error_line(mezo("runs", some, *words))
-
-
-def test_nothing_matches(some: Path) -> None:
-    said = mezo("runs", some, "optimizer=mezo_adma")
-    assert said.code == 0
-    assert f"none of 4 runs under {some} matches optimizer=mezo_adma (did you mean 'mezo_adam'?)" in said.out
+def test_an_unknown_column_is_refused(some: Path) -> None:
+    assert "(did you mean 'test'?)" in error_line(mezo("runs", some, "--sort", "tset"))
 
 
 def test_it_fits_80_columns(some: Path) -> None:
@@ -242,18 +207,3 @@ def test_every_setting_that_differs_is_shown(tmp_path: Path) -> None:
     assert document["c"]["data.shots"] == 16
     assert document["b"]["task.template"] != document["a"]["task.template"]
     assert "optimizer.eps" not in document["a"]
-
-
-def test_two_runs_beside_each_other(some: Path, tmp_path: Path) -> None:
-    for name, lr in (("a", 1e-5), ("b", 2e-5)):
-        make_run(tmp_path / name, {"optimizer.lr": lr}, dev=0.8, test=0.9 if name == "a" else 0.7)
-    result = mezo("runs", "--diff", tmp_path / "a", tmp_path / "b")
-    assert rows(result)["optimizer.lr"] == ["1e-05", "2e-05"]
-    assert rows(result)["test"] == ["90.0", "70.0"]
-    assert "optimizer.eps" not in result.out
-    document = json.loads(mezo("runs", "--diff", tmp_path / "a", tmp_path / "b", "--json").out)
-    assert document["settings"] == {"optimizer.lr": [1e-5, 2e-5]}
-    assert document["results"]["dev"] == [0.8, 0.8]
-    assert "their settings are the same" in mezo("runs", "--diff", tmp_path / "a", tmp_path / "a").out
-    assert "no such run directory" in error_line(mezo("runs", "--diff", tmp_path / "a", tmp_path / "none"))
-    assert "summary.json: no such file" in error_line(mezo("runs", "--diff", some / "mezo", some / "momentum"))
