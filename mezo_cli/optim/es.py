@@ -50,8 +50,7 @@ from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import LossFn, RowLossFn, StepResult
 from mezo_cli.optim.mezo import ZerothOrder
-from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.optim.update import Sgd, Terms
+from mezo_cli.optim.update import Moment, Scratch, Sgd, Terms
 from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:

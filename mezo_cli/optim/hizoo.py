@@ -31,8 +31,7 @@ from mezo_cli.config.optimizers import HizooConfig
 from mezo_cli.config.schema import StepRecord
 from mezo_cli.optim.base import LossFn
 from mezo_cli.optim.mezo import Mezo, MezoResult, losses_at
-from mezo_cli.optim.moments import Moment, Scratch
-from mezo_cli.optim.update import BlockUpdate, Terms
+from mezo_cli.optim.update import BlockUpdate, Moment, Scratch, Terms
 from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ nothing and defers its decay. The next step with a g that is not 0 applies the d
 D is a function of the records alone (perturb/decay.py). What is deferred when a run ends is not applied; if the run is
 resumed with more steps, their first g that is not 0 applies it.
 
-`clip_g` bounds each |g| (clip.py). A step costs 2 n_t forwards with perturbed weights, and one pass over theta that
+`clip_g` bounds each |g| (`Clip`). A step costs 2 n_t forwards with perturbed weights, and one pass over theta that
 draws z n_t times. Other updates than this SGD are in update.py, other estimates in hizoo.py, lozo.py and es.py.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -32,7 +33,6 @@ from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, StepResult, learning_rate
-from mezo_cli.optim.clip import Clip
 from mezo_cli.optim.update import Adam, Momentum, RedrawnAdam, Sgd, Terms
 from mezo_cli.perturb.noise import Direction, to_float32
 
@@ -146,6 +146,47 @@ class ZerothOrder(ReplayableOptimizer):
             self.update.load_tensors(tensors, step)
         except ValueError as error:
             raise UserError(f"{path} is damaged: {error}") from error
+
+
+class Clip:
+    """Clip the projected gradients of a run, step by step: by a number, or a running quantile of their sizes.
+
+        g <- max(-b, min(b, g)),   b = NUMBER,   or for `q0.99` the 0.99 quantile of the last `clip_window` raw |g|
+
+    The quantile is the ceil(q n)-th smallest of the n values that the steps before left, raw, at most `clip_window`;
+    the first step is not clipped. So b is a function of the trajectory, which stores the raw g: a step, a resumed run
+    and a replay compute the same.
+
+    Args:
+        bound: a number or a quantile, as `ClipBound` has it; None: never clip.
+        window: the number of raw |g| of which the quantile is taken.
+    """
+
+    def __init__(self, bound: str | None, window: int) -> None:
+        self._quantile = float(bound[1:]) if bound is not None and bound.startswith("q") else None
+        self._limit = float(bound) if bound is not None and self._quantile is None else math.inf
+        self._past = deque[float](maxlen=window)
+        self._step: int | None = None  # the last one, whose |g| are in `_past`
+
+    def clip(self, step: int, grads: list[float]) -> list[float]:
+        """Return a step's g, clipped. Steps must come in order; the last one may be repeated."""
+        if self._quantile is not None and step != self._step:
+            self._step = step
+            if self._past:
+                self._limit = sorted(self._past)[math.ceil(self._quantile * len(self._past)) - 1]
+            self._past.extend(map(abs, grads))
+        return [max(-self._limit, min(self._limit, g)) for g in grads]
+
+    @property
+    def past(self) -> list[float]:
+        """The raw |g| of which the next quantile is taken; empty without a quantile."""
+        return list(self._past)
+
+    def restore(self, past: Iterable[float]) -> None:
+        """Take over what `past` returned."""
+        self._past.clear()
+        self._past.extend(past)
+        self._step = None
 
 
 class Mezo(ZerothOrder):

@@ -20,8 +20,7 @@ from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, make_config, optimizer_class
 from mezo_cli.optim.base import learning_rate
-from mezo_cli.optim.clip import Clip
-from mezo_cli.optim.mezo import random_sign
+from mezo_cli.optim.mezo import Clip, random_sign
 from mezo_cli.perturb import params
 from mezo_cli.perturb.noise import NOISES, Direction, noise_of
 from mezo_cli.training.session import Session
