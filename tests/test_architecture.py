@@ -109,6 +109,7 @@ def test_a_library_is_known_only_where_it_is_needed() -> None:
             # what runs in the worker of rewards
             "import mezo_cli.rewards.worker": ("torch numpy pydantic transformers hydra multiprocessing"),
             "import mezo_cli.rewards.built_in": "torch numpy transformers hydra",
+            "from mezo_cli.optim import es, first_order, hizoo, lozo": "torch transformers",
             "import mezo_cli.api, mezo_cli.commands.show, mezo_cli.commands.runs": (
                 "torch transformers pandas matplotlib"
             ),
