@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError, join
 from mezo_cli.library.first_step import Closure, find_uncovered, loss_with_graph, to_tensor
 from mezo_cli.library.groups import ParamsArgument, to_groups
-from mezo_cli.library.settings import METHOD, StepSettings, check_group, check_settings
+from mezo_cli.library.settings import METHOD, StepSettings, Updates, check_group, check_settings
 from mezo_cli.library.trajectory import make_header, open_writer
-from mezo_cli.library.updates import Updates
 from mezo_cli.optim.mezo import MezoResult, spsa_per_direction
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction, make_noise, to_float32

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from mezo_cli.errors import UserError
-from mezo_cli.library.settings import StepSettings, check_settings
-from mezo_cli.library.updates import Updates
+from mezo_cli.library.settings import StepSettings, Updates, check_settings
 from mezo_cli.models.stored_tensors import check_fingerprint, fingerprint
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
