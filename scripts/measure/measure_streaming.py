@@ -76,7 +76,7 @@ def make_large(folder: Path) -> Path:
             tensors[name] = torch.empty(shape).normal_(mean, 0.02).bfloat16()
         safetensors.torch.save_file(tensors, folder / file, {"format": "pt"})
     config.save_pretrained(folder)
-    for part in (DEMO / "decoder").glob("*token*"):
+    for part in (DEMO / "model").glob("*token*"):
         shutil.copyfile(part, folder / part.name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return folder
