@@ -25,6 +25,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.models.parameter_names import format_names
 from mezo_cli.models.quantized import describe, quantized_layers
 from mezo_cli.models.streaming import streamed_layers
+from mezo_cli.system import release_file_pages
 
 log = logging.getLogger("mezo")
 
@@ -113,6 +114,8 @@ def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
     for name, tensor in tensors:
         total.update(f"{name}{tuple(tensor.shape)}".encode())
         total.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        if streamed is not None:  # of embeddings and an output layer a step reads a few rows
+            release_file_pages(tensor)
     return total.hexdigest()
 
 

@@ -111,21 +111,26 @@ def large(args: argparse.Namespace) -> None:
     words += ["task=sst2", "data=demo", "data.shots=8", "data.eval_limit=16", f"task.lm.max_length={args.tokens}"]
     words += [f"batch_size={args.rows}", "steps=3", "eval_every=3", "log_every=1", "test_at_start=false"]
     child = subprocess.Popen([sys.executable, "-m", "mezo_cli", "train", *words])
-    files, most, peak = sorted(folder.glob("*.safetensors")), 0, 0
+    files, loading, most, peak = sorted(folder.glob("*.safetensors")), 0, 0, 0
     while child.poll() is None:
         try:
             lines = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
             peak = max([peak, *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))])
         except OSError:
             continue
-        most = max(most, cached_bytes(files))
+        cached = cached_bytes(files)
+        if (run / "metrics.jsonl").exists():  # written after the first evaluation
+            most = max(most, cached)
+        else:
+            loading = max(loading, cached)
         time.sleep(POLL_SECONDS)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     seconds = [line["seconds"] for line in metrics if line["kind"] == "train"]
     size = sum(file.stat().st_size for file in files)
     print(
         f"\n7B, LoRA, {args.rows} x {args.tokens}, {compute}, quantize={args.quantize}: exit {child.returncode}; "
-        f"checkpoint {size / 1e9:.1f} GB; VmHWM {peak / 1e9:.2f} GB; at most {most / 1e9:.2f} GB of it cached; "
+        f"checkpoint {size / 1e9:.1f} GB; VmHWM {peak / 1e9:.2f} GB; of the checkpoint at most "
+        f"{loading / 1e9:.2f} GB cached before the first evaluation has ended, {most / 1e9:.2f} GB from then on; "
         f"seconds at the steps {seconds}"
     )
 
