@@ -12,6 +12,7 @@ end, once, and are tested again where another lr is the best. What a bench runs 
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,6 +23,7 @@ from pathlib import Path
 import yaml
 
 from mezo_cli.optim import OPTIMIZERS
+from mezo_cli.runs import Run
 
 PROTOCOL = Path(__file__).with_name("protocol.yaml")
 FACTOR = 3.0  # between neighbours of a grid
@@ -33,6 +35,7 @@ class Bench:
 
     Attributes:
         trials: values of lr in a grid.
+        by_last_loss: whether the lr is chosen by the mean dev loss after the last step, not by the best dev score.
     """
 
     out: Path
@@ -41,24 +44,25 @@ class Bench:
     tune_seeds: Sequence[int]
     trials: int
     seeds: Sequence[int]
+    by_last_loss: bool = False
 
     def sweep(self, folder: Path, words: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> bool:
         """Run what is left of the runs with these learning rates and seeds; return whether all have ended."""
         if not _ended(folder, len(rates) * len(seeds)):
             grid = [f"optimizer.lr={','.join(f'{rate:.3g}' for rate in rates)}", f"seed={','.join(map(str, seeds))}"]
-            command = [f"experiment={self.experiment}", *words, *self.words, *grid, f"hydra.sweep.dir={folder}"]
+            command = [f"experiment={self.experiment}", *self.words, *words, *grid, f"hydra.sweep.dir={folder}"]
             print(folder, *command[1:-1], flush=True)
             subprocess.run([sys.executable, "-m", "mezo_cli", "train", "-m", "-q", *command], check=False)
         return _ended(folder, len(rates) * len(seeds))
 
     def is_at_end(self, name: str) -> bool:
         """Return whether a method's best lr is at an end of its grid."""
-        best = best_rate(self.out / name)
+        best = best_rate(self.out / name, self.by_last_loss)
         return best is not None and best[1]
 
     def test(self, name: str, words: Sequence[str], even_at_end: bool = False) -> None:
         """Run what is left of a method's tests at its best lr, unless its grid is to be extended first."""
-        best = best_rate(self.out / name)
+        best = best_rate(self.out / name, self.by_last_loss)
         if best is not None and (even_at_end or not best[1]):
             self.sweep(self.out / name / f"test-{best[0]:.3g}", words, [best[0]], self.seeds)
 
@@ -73,11 +77,11 @@ def _ended(folder: Path, number: int) -> bool:
     return sum(record["status"] in ("finished", "failed") for record in records) >= number
 
 
-def best_rate(folder: Path) -> tuple[float, bool] | None:
+def best_rate(folder: Path, by_last_loss: bool = False) -> tuple[float, bool] | None:
     """Return the lr with the best mean score on dev over a method's tuning runs, and whether it is at an end.
 
     Of equal scores the lower dev loss counts, then the smaller lr. A lr of which a run failed is not chosen. Where no
-    run picked a step after the first there is no end to go beyond.
+    run picked a step after the first there is no end to go beyond. `by_last_loss`: see `Bench`.
     """
     results, failed, gains = defaultdict(list), set(), False
     for path in folder.glob("tune*/*/run.json"):
@@ -86,8 +90,12 @@ def best_rate(folder: Path) -> tuple[float, bool] | None:
             failed.add(rate)
             continue
         summary = json.loads(path.with_name("summary.json").read_text(encoding="utf-8"))
-        metric = next(name for name in summary["best"] if name not in ("step", "loss"))
-        results[rate].append((-summary["dev"][metric], summary["dev"]["loss"]))
+        if by_last_loss:
+            loss = Run(path.parent).evaluations("dev")[-1]["loss"]
+            results[rate].append((loss if math.isfinite(loss) else math.inf, 0.0))
+        else:
+            metric = next(name for name in summary["best"] if name not in ("step", "loss"))
+            results[rate].append((-summary["dev"][metric], summary["dev"]["loss"]))
         gains = gains or summary["best"]["step"] > 0
     means = {
         rate: tuple(sum(column) / len(column) for column in zip(*rows, strict=True))
@@ -123,9 +131,9 @@ def main() -> None:
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="Overrides for every run.")
     args = parser.parse_intermixed_args()
     plan = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))[args.bench]
-    bench = Bench(
-        args.out.absolute(), plan["experiment"], args.words, plan["tune_seeds"], plan["trials"], plan["seeds"]
-    )
+    words, out = [*plan.get("words", ()), *args.words], args.out.absolute()
+    by_last_loss = plan.get("by_last_loss", False)
+    bench = Bench(out, plan["experiment"], words, plan["tune_seeds"], plan["trials"], plan["seeds"], by_last_loss)
     chosen = list(methods(plan, args.methods.split(",") if args.methods else ()))
     every = plan.get("every", {"methods": [], "seeds": []})
     for number, (name, middle, words) in enumerate(chosen):
