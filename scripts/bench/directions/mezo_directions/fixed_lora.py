@@ -80,7 +80,7 @@ class FixedLora(Lora):
             weight = layers[name].lora_A["default"].weight
             width = weight.shape[1]
             start = torch.randn(width, min(self.config.r + EXTRA, width), generator=generator, dtype=torch.float64)
-            bases[name] = torch.linalg.qr(start)[0].to(weight)
+            bases[name] = torch.linalg.qr(start)[0].to(weight.device, torch.float32)
         for _ in range(ROUNDS):
             sums = multiply_by_covariance(session, {name: layers[name] for name in bases}, bases, batches)
             bases = {name: torch.linalg.svd(total, full_matrices=False)[0].float() for name, total in sums.items()}
