@@ -1,4 +1,4 @@
 """Show runs and compare them with each other and with the paper. Reads run directories only: no model, no torch.
 
-Tables are pandas' and figures matplotlib's. `details`, `terminal` and `read`, which `mezo show` needs, import neither.
+Tables are pandas' and figures matplotlib's. `document` and `terminal`, which `mezo show` needs, import neither.
 """

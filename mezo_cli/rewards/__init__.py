@@ -1,4 +1,4 @@
 """Rewards of completions: built-in ones, functions of the user's own, and the worker process that calls them.
 
-`spec.parse` reads `objective.reward`, and `scoring.Reward` opens what it says.
+`config.rewards` reads `objective.reward`, and `scoring.Reward` opens what it says.
 """

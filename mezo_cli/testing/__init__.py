@@ -1,4 +1,4 @@
-"""Conformance tests for plug-ins: optimizers and objectives. They need pytest."""
+"""Conformance tests for plug-ins: optimizers, objectives and rewards. They need pytest."""
 
 try:
     import pytest
