@@ -202,6 +202,10 @@ class MezoOptimizer(torch.optim.Optimizer):
         self.settings, self._updates, self.steps = settings, updates, state_dict["steps"]
         self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse a copy or a pickle: it would share no memory with a model, and have no patched forwards."""
+        raise UserError("a MezoOptimizer is not copied or pickled: make one for the other model, and load a state_dict")
+
     def close(self) -> None:
         """Wait until the trajectory is on the disk, and close it. A later step opens it again."""
         if self._writer is not None:

@@ -13,6 +13,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
+from mezo_cli.config.explain import takes
 from mezo_cli.config.optimizers import PerturbationConfig, zeroth_order
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.config.validation import choose
@@ -35,6 +37,7 @@ from mezo_cli.perturb.params import Params
 
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
 FLAT = (2, 3, 4)  # its steps without a gradient, where it has some
+ACTS_AFTER = 30  # steps in which a setting must have changed the weights
 CLIPPED = {"clip_g": "q0.5", "clip_window": 3}
 MEMBERS = 4  # of a population, unless a test is about their number
 READ_ELSEWHERE = {"name", "noise", "dropout", "interval"}  # by the setup of a run, and LOZO's noise
@@ -46,6 +49,7 @@ class Regression:
     Attributes:
         forward: the model with patched forwards; `forward.params` are its weights.
         calls: the number of forwards so far.
+        batch: the points of the batch, all at first.
         constant: the loss whatever the weights are; None: that of the weights.
     """
 
@@ -57,7 +61,7 @@ class Regression:
         for p in self.model.parameters():
             p.data = 3 * torch.randn(p.shape, generator=generator).to(device, dtype)
         self.forward = PerturbedForward(self.model, Params(self.model, noise))
-        self.calls = 0
+        self.calls, self.batch = 0, slice(None)
         self.constant: float | None = None
 
     def __call__(self) -> Tensor:
@@ -72,7 +76,7 @@ class Regression:
         if self.forward.num_signs == 2:
             return self.forward.forward_per_sign(self._errors)
         self.calls += 1
-        errors = (self.model(self.x) - self.y).square().sum(dim=-1)
+        errors = (self.model(self.x[self.batch]) - self.y[self.batch]).square().sum(dim=-1)
         return errors if self.constant is None else torch.full_like(errors.detach(), self.constant)
 
     def weights(self) -> list[Tensor]:
@@ -186,6 +190,46 @@ class Conformance:
         for config in self.configs():
             Trial(recorded, config, device=self.device, outputs=self.outputs).train(0, 2)
         assert read | READ_ELSEWHERE == {*self.settings_class.model_fields} | READ_ELSEWHERE
+
+    def test_every_setting_acts_at_the_default_learning_rate(self) -> None:
+        """Another value of a setting leads to other weights, alone or with more samples or another noise.
+
+        A value that is accepted, recorded and has no effect would mislead. The learning rate is that of its YAML file.
+        Settings may need another value of one that has named choices.
+        """
+        base, declared = self.few_members(), {*self.settings_class.model_fields} - {"name"}
+        ends: dict[str, list[Tensor]] = {}
+        contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
+        if "clip_g" in declared:  # with several directions it acts on a sign too
+            contexts.append(CLIPPED | ({"samples": 3} if "samples" in declared else {}))
+        contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
+        contexts += [{key: value} for key in declared for value in takes(self.settings_class, key).get("enum", ())]
+        of_variants = {key: [variant[key] for variant in self.variants if key in variant] for key in declared}
+
+        def weights(**values: Any) -> list[Tensor]:
+            key = repr(sorted(values.items()))
+            if key not in ends:
+                ends[key] = trained(base.replace(**values))
+            return ends[key]
+
+        def trained(config: OptimizerConfig) -> list[Tensor]:
+            if any(config.conflicts()):
+                return []
+            trial = self.trial(config, ACTS_AFTER)
+            for step in range(ACTS_AFTER):
+                trial.problem.batch = slice(step % 4, None, 4)  # else the gradient would hardly change
+                trial.train(step, step + 1)
+            return trial.problem.weights()
+
+        for name in declared - {"dropout"}:  # which the setup of a run reads
+            values = of_variants[name] or other_values(base, name)
+            acts = any(
+                weights(**context) and not same(weights(**context), after)
+                for context in contexts
+                for value in values
+                if (after := weights(**{**context, name: value}))
+            )
+            assert acts, f"optimizer.{name}: {values} change nothing"
 
     # --- steps ---
 
@@ -372,6 +416,26 @@ class Conformance:
         """Return a config with those of the changes that the optimizer reads."""
         values = {"lr": self.lr, "weight_decay": 0.1, "schedule": "linear", **changes}
         return base.replace(**{key: value for key, value in values.items() if key in type(base).model_fields})
+
+
+def other_values(base: OptimizerConfig, name: str) -> list[Any]:
+    """Return values of a setting that are allowed, other than that of `base`: near it first, then far off."""
+    value, choices = getattr(base, name), takes(type(base), name).get("enum")
+    candidates: list[Any]
+    if name == "noise" or choices:
+        candidates = list(choices or NOISES.names)
+    elif isinstance(value, bool):
+        candidates = [not value]
+    elif value is None or value == 0:
+        candidates = [0.02, 2]
+    else:
+        candidates = [2 * value, value / 2, 1e8 * value]
+    valid = []
+    for other in [*candidates, None]:
+        with suppress(UserError):
+            if other != value:
+                valid.append(getattr(choose("optimizer", {**base.model_dump(), name: other}), name))
+    return valid
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:

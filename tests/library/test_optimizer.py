@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -392,3 +393,9 @@ def test_the_watch_of_the_first_step_lets_the_noise_compile(monkeypatch: pytest.
     MezoOptimizer(model).step(lambda: loss_of(model))
     found = make_noise("gaussian").describe_kernels()
     assert found == ("compiled", "")
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, pickle.dumps])
+def test_a_copy_would_not_reach_the_model(how: Any) -> None:
+    with pytest.raises(UserError, match="state_dict"):
+        how(MezoOptimizer(nn.Linear(6, 3), lr=1e-3))
