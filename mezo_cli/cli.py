@@ -330,7 +330,6 @@ def data(
 @app.command(rich_help_panel="Before training")
 def doctor(
     overrides: Overrides = None,
-    multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Add up the cost of a sweep.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
@@ -339,7 +338,7 @@ def doctor(
     """Check a setup before training: label words, data, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
-    commands.doctor.doctor(overrides or [], multirun, seconds, as_json, config_dir, quiet)
+    commands.doctor.doctor(overrides or [], seconds, as_json, config_dir, quiet)
 
 
 @app.command(rich_help_panel="Help")

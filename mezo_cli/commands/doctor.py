@@ -16,7 +16,6 @@ from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section, count
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from mezo_cli.sweep.plan import plan_sweep
 from mezo_cli.system import device_name, import_torch
 
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
@@ -30,57 +29,39 @@ INDENT = 10  # of the text behind the verdict
 
 def doctor(
     overrides: Sequence[str],
-    multirun: bool,
     seconds: float,
     as_json: bool,
     config_dir: str | None,
     quiet: bool = False,
 ) -> None:
-    """Examine the run, or the first job of the sweep, and print the findings. Nothing is written."""
+    """Examine the run and print the findings. Nothing is written."""
     with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console(), quiet):
-        jobs = _jobs(overrides, multirun, config_dir)
-        log.info("loading %s and its data; the checks come after that, --seconds %g", _short(jobs[0]), seconds)
+        job = compose.load(overrides, config_dir)
+        Run.check_free(job.directory)
+        config = job.config
+        if config.optimizer.picks_rate:
+            raise UserError("optimizer.lr=auto: doctor judges a rate that is given; give a number")
+        log.info("loading %s and its data; the checks come after that, --seconds %g", _short(config), seconds)
         import_torch()
         from mezo_cli.diagnosis.prepared import diagnose, prepare_run
 
-        prepared, loading = prepare_run(jobs[0])
-        sections = list(diagnose(prepared, loading, jobs, Deadline(seconds)))
+        prepared, loading = prepare_run(config)
+        sections = list(diagnose(prepared, loading, Deadline(seconds)))
         if as_json:
-            print_line(json.dumps(_document(prepared, loading, jobs, sections), indent=2))
+            print_line(json.dumps(_document(prepared, loading, sections), indent=2))
         else:
-            _show(prepared, loading, jobs, sections, seconds, (DOUBT, UNKNOWN) if quiet else (DOUBT, UNKNOWN, NOTE, OK))
+            _show(prepared, loading, sections, seconds, (DOUBT, UNKNOWN) if quiet else (DOUBT, UNKNOWN, NOTE, OK))
 
 
-def _jobs(overrides: Sequence[str], multirun: bool, config_dir: str | None) -> list[Config]:
-    """Compose and validate the run or every job of the sweep; refuse a directory with another one."""
-    if not multirun:
-        job = compose.load(overrides, config_dir)
-        Run.check_free(job.directory)
-        return _with_rates([job.config])
-    from mezo_cli.commands.sweep import make_record
-
-    sweep = plan_sweep(overrides, config_dir)
-    make_record(sweep)
-    return _with_rates([job.config for job in sweep.jobs])
-
-
-def _with_rates(configs: list[Config]) -> list[Config]:
-    """Return the configs, each of which needs a learning rate."""
-    if any(config.optimizer.picks_rate for config in configs):
-        raise UserError("optimizer.lr=auto: doctor judges a rate that is given; give a number")
-    return configs
-
-
-def _document(prepared: "Prepared", loading: float, jobs: Sequence[Config], sections: list[Section]) -> dict[str, Any]:
+def _document(prepared: "Prepared", loading: float, sections: list[Section]) -> dict[str, Any]:
     """Return the diagnosis as plain values."""
-    config = jobs[0]
+    config = prepared.session.config
     return {
         "task": config.task.name,
         "objective": config.objective.name,
         "optimizer": config.optimizer.name,
         "model": config.model.path,
         "device": device_name(prepared.session.loaded.device),
-        "jobs": len(jobs),
         "loading_seconds": round(loading, 3),
         **{f"{verdict}s": len(_with(verdict, sections)) for verdict in (DOUBT, UNKNOWN, NOTE)},
         "checks": [section.record() for section in sections],
@@ -88,22 +69,16 @@ def _document(prepared: "Prepared", loading: float, jobs: Sequence[Config], sect
 
 
 def _show(
-    prepared: "Prepared",
-    loading: float,
-    jobs: Sequence[Config],
-    sections: list[Section],
-    seconds: float,
-    verdicts: Sequence[str],
+    prepared: "Prepared", loading: float, sections: list[Section], seconds: float, verdicts: Sequence[str]
 ) -> None:
     """Print how many doubts there are, then the findings, those to look at first, then what time has cut."""
-    config = jobs[0]
+    config = prepared.session.config
     found = {verdict: len(_with(verdict, sections)) for verdict in (DOUBT, UNKNOWN, NOTE)}
     told = [f"{found[UNKNOWN]} unknown"] * bool(found[UNKNOWN]) + [count(found[NOTE], "note")] * bool(found[NOTE])
     summary = ", ".join([count(found[DOUBT], "doubt") if found[DOUBT] else "no doubts", *told])
-    of_many = f" (the first of {len(jobs):,} jobs)" if len(jobs) > 1 else ""
     _wrap(
         f"{summary}: {config.task.name}, {config.objective.name}, {config.optimizer.name} on {_short(config)},"
-        f" {device_name(prepared.session.loaded.device)}{of_many}; loaded in {loading:.0f} s"
+        f" {device_name(prepared.session.loaded.device)}; loaded in {loading:.0f} s"
     )
     for verdict in verdicts:
         title = ""

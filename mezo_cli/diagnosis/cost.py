@@ -1,10 +1,10 @@
-"""Measure what a step costs on this machine in each compute dtype, and how long all jobs will take."""
+"""Measure what a step costs on this machine in each compute dtype, and how long the run will take."""
 
 import dataclasses
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ STEPS = 5  # that are timed in each dtype, after one that is not
 CLEARLY = 1.15  # times the seconds of the other dtype
 
 
-def check(prepared: Prepared, loading: float, jobs: Sequence[Config], deadline: Deadline) -> Section:
-    """Measure steps and an evaluation of the first job, which was prepared in `loading` seconds; add up all jobs."""
+def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
+    """Measure steps and an evaluation of the run, which was prepared in `loading` seconds; add them up."""
     section, session, dev = Section(TITLE), prepared.session, prepared.rows["dev"]
     report_trainable(section, session, prepared.unreachable)
     costs: dict[str, dict[str, Any]] = {}
@@ -43,7 +43,7 @@ def check(prepared: Prepared, loading: float, jobs: Sequence[Config], deadline: 
         session.objective.measure(session.objective.collate([dev[i * len(dev) // size] for i in range(size)]))[0].cpu()
     row_seconds = (time.perf_counter() - start) / size
     counts = {name: len(some) for name, some in prepared.rows.items()}
-    _report_plan(section, counts, jobs, loading, pass_seconds, row_seconds)
+    _report_plan(section, session.config, counts, loading, pass_seconds, row_seconds)
     return section
 
 
@@ -133,35 +133,23 @@ def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: C
     section.add(verdict, "step", text, advice, **figures)
 
 
-# --- all jobs ---
+# --- the whole run ---
 
 
 def _report_plan(
-    section: Section,
-    rows: Mapping[str, int],
-    jobs: Sequence[Config],
-    loading: float,
-    pass_seconds: float,
-    row_seconds: float,
+    section: Section, config: Config, rows: Mapping[str, int], loading: float, pass_seconds: float, row_seconds: float
 ) -> None:
-    """Report forwards and time of all jobs, as if each were as slow as the first; `rows` are those per split."""
-    totals: Counter[str] = Counter()
-    seconds, final = 0.0, min(TRAIN_ROWS, rows["train"]) + rows.get("test", 0)
-    for job in jobs:
-        passes = job.optimizer.count_forwards(job.steps, job.steps)
-        probe = -(-rows["train"] // job.batch_size) if job.init == "linear_probe" else 0
-        evaluations = sum(map(job.evaluates_at, range(job.steps + 1)))
-        totals.update({**passes, "steps": job.steps, "evaluations": evaluations})
-        totals["forwards"] += probe
-        steps = sum(passes.values()) * pass_seconds
-        trained = steps + (evaluations * rows["dev"] + final) * row_seconds
-        seconds += loading + (trained if job.max_seconds is None else min(trained, job.max_seconds))
-    back = f" and {totals['backwards']:,} backwards" if totals["backwards"] else ""
-    many = len(jobs) > 1
+    """Report forwards and time of the run; `rows` are those per split."""
+    passes = Counter(config.optimizer.count_forwards(config.steps, config.steps))
+    seconds, final = sum(passes.values()) * pass_seconds, min(TRAIN_ROWS, rows["train"]) + rows.get("test", 0)
+    if config.init == "linear_probe":
+        passes["forwards"] += -(-rows["train"] // config.batch_size)
+    evaluations = sum(map(config.evaluates_at, range(config.steps + 1)))
+    seconds += (evaluations * rows["dev"] + final) * row_seconds
+    seconds = loading + (seconds if config.max_seconds is None else min(seconds, config.max_seconds))
+    back = f" and {passes['backwards']:,} backwards" if passes["backwards"] else ""
     text = (
-        f"the whole plan: {f'{len(jobs):,} jobs: ' * many}{totals['steps']:,} steps, {totals['forwards']:,} forwards"
-        f"{back}, {totals['evaluations']:,} evaluations of {rows['dev']:,} dev rows: about {format_duration(seconds)}"
-        f" on this machine{', if every job is as slow as the first' * many}"
+        f"the whole run: {config.steps:,} steps, {passes['forwards']:,} forwards{back}, {evaluations:,} evaluations of"
+        f" {rows['dev']:,} dev rows: about {format_duration(seconds)} on this machine"
     )
-    figures: dict[str, Any] = {name: totals[name] for name in ("steps", "forwards", "backwards", "evaluations")}
-    section.add(OK, "plan", text, jobs=len(jobs), seconds=seconds, **figures)
+    section.add(OK, "plan", text, seconds=seconds, steps=config.steps, evaluations=evaluations, **passes)

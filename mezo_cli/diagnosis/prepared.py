@@ -1,7 +1,7 @@
 """Prepare as training does, refuse what it would refuse, in the same words, and run the checks in order."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, TokenizedExample
@@ -44,8 +44,8 @@ def _compile_noise(session: Session, row: TokenizedExample) -> None:
     session.params.update([(z, 0.0)], [1.0])
 
 
-def diagnose(prepared: Prepared, loading: float, jobs: Sequence[Config], deadline: Deadline) -> Iterator[Section]:
-    """Yield the section of each check as it is done: the first of `jobs` was prepared, in `loading` seconds."""
+def diagnose(prepared: Prepared, loading: float, deadline: Deadline) -> Iterator[Section]:
+    """Yield the section of each check as it is done; `loading`: the seconds in which the run was prepared."""
     session = prepared.session
     advice = smaller_batches(session.config)
     if session.config.model.stream:
@@ -59,6 +59,6 @@ def diagnose(prepared: Prepared, loading: float, jobs: Sequence[Config], deadlin
         by_rewards = isinstance(session.objective, Generation) and not session.config.objective.is_differentiable
         yield (rewards if by_rewards else signal).check(prepared, deadline.part(SIGNAL))
     with explain_device_errors("one step", advice):
-        section = cost.check(prepared, loading, jobs, deadline.part(COST))
+        section = cost.check(prepared, loading, deadline.part(COST))
         rival.check(section, session, deadline)
         yield section

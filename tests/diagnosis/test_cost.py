@@ -1,23 +1,22 @@
-"""What is trained, and what all jobs cost: time and memory."""
+"""What is trained, and what a run costs: time and memory."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis import cost
 from mezo_cli.diagnosis.findings import DOUBT, Deadline, Finding, Section
 from mezo_cli.training.prepare import Prepared
-from tests.diagnosis.sessions import config, load, named, only
+from tests.diagnosis.sessions import load, named, only
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
-def findings(prepared: Prepared, *jobs: Config, seconds: float = 60.0) -> dict[str, Finding]:
+def findings(prepared: Prepared, seconds: float = 60.0) -> dict[str, Finding]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "STEPS", 1)
-        return named(cost.check(prepared, 0.0, [prepared.session.config, *jobs], Deadline(seconds)))
+        return named(cost.check(prepared, 0.0, Deadline(seconds)))
 
 
 def test_what_is_trained_is_reported_and_what_no_forward_reads_is_a_doubt(roberta: Path) -> None:
@@ -50,11 +49,8 @@ def test_other_methods_are_measured(words: list[str], passes: int, roberta: Path
     assert found["step"].figures["costs"]["float32"]["passes"] == passes
 
 
-def test_forwards_of_every_job_are_its_own(roberta: Path) -> None:
-    prepared = load(roberta, "steps=0")
-    assert set(findings(prepared)) == {"trainable", "plan"}
-    more = [["optimizer.samples=3"], ["init=linear_probe", "probe_c=1"]]
-    jobs = [config(f"model.path={roberta}", *words) for words in more]
-    plan = findings(prepared, *jobs)["plan"].figures
-    assert plan["forwards"] == 6 * 20 + 2 * 20 + 3  # 24 rows: the probe has 3 batches
-    assert plan["evaluations"] == 1 + 2 + 2
+def test_a_probe_counts_and_without_steps_none_is_measured(roberta: Path) -> None:
+    found = findings(load(roberta, "steps=0", "init=linear_probe", "probe_c=1"))
+    assert set(found) == {"trainable", "plan"}
+    assert found["plan"].figures["forwards"] == 3  # 24 rows: the probe has 3 batches
+    assert found["plan"].figures["evaluations"] == 1
