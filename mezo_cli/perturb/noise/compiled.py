@@ -42,9 +42,9 @@ class Kernel:
         native: compiles the kernel for a CPU, for arrays like the given ones.
     """
 
-    # Shared by all kernels: one failure shows that there is no compiler, or that torch's interfaces have changed.
-    compiler_error: ClassVar[str | None] = None  # why the kernels are not compiled
-    guarded_because: ClassVar[str | None] = None  # why they are compiled with torch.compile's guards
+    # Why the kernels are not compiled. Shared by all: one failure shows that there is no compiler, or that torch's
+    # interfaces have changed.
+    compiler_error: ClassVar[str | None] = None
 
     def __init__(self, function: Function, arrays: int, tile: int, max_tiles: int, native: Native) -> None:
         self.function, self.arrays, self.tile, self.max_tiles = function, arrays, tile, max_tiles
@@ -93,18 +93,6 @@ class Kernel:
         last = tensors[self.arrays - 1]
         return last.device, tensors[0].dtype, last.dtype, torch.get_num_threads()
 
-    def _compile(self, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function:
-        # The compiler decides by the sizes of its first example: give it a large one.
-        example = self._example(self.max_tiles, arrays)
-        try:
-            return self.compile_unguarded(*example, *rest)
-        except Exception as error:  # torch's private interfaces have changed: the public one works too
-            compiled = self.compile_guarded(*example, *rest)
-            if Kernel.guarded_because is None:
-                Kernel.guarded_because = first_line(error)
-                log.warning("warning: %s", describe_kernels()[1])
-            return compiled
-
     def _example(self, count: int, arrays: tuple[Tensor, ...]) -> list[Tensor]:
         """Return arrays of `count` tiles with some values, and the numbers and keys of the tiles."""
         device = arrays[0].device
@@ -113,19 +101,8 @@ class Kernel:
         numbers = torch.arange(count, dtype=torch.int32, device=device)
         return [theta, *outs, numbers, numbers.long() * -0x61C8864680B583EB]  # any keys, of 64 bits
 
-    def compile_guarded(self, *tensors: Tensor) -> Function:
-        """Compile by `torch.compile` alone."""
-        compiled = torch.compile(self.function, dynamic=True, fullgraph=True, options=OPTIONS)
-
-        def guarded(*tensors: Tensor) -> None:
-            with torch._dynamo.config.patch(DYNAMO):
-                compiled(*tensors)
-
-        guarded(*tensors)
-        return guarded
-
-    def compile_unguarded(self, *tensors: Tensor) -> Function:
-        """Compile, and return the machine code without torch.compile's guards.
+    def _compile(self, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function:
+        """Compile by torch, and return the machine code without torch.compile's guards.
 
         At every call the guards would check, in some 20 us, what `__call__` looks up; a model has hundreds of small
         tensors. The code takes sizes besides tensors, so each of its inputs is found by its name or its size.
@@ -141,7 +118,9 @@ class Kernel:
             return code
 
         with torch._dynamo.config.patch(DYNAMO):
-            torch.compile(self.function, dynamic=True, fullgraph=True, backend=backend)(*tensors)
+            # The compiler decides by the sizes of its first example: give it a large one.
+            example = self._example(self.max_tiles, arrays)
+            torch.compile(self.function, dynamic=True, fullgraph=True, backend=backend)(*example, *rest)
         ((names, inputs, code),) = graphs
         parameters = list(inspect.signature(self.function).parameters)
         sizes = {self.max_tiles: 1, self.max_tiles * self.tile: self.tile}  # size in the example -> elements per tile
@@ -180,18 +159,13 @@ torch.library.register_fake("mezo::noise", _run_eager, lib=_LIBRARY)
 def describe_kernels() -> tuple[str, str]:
     """Return how this process runs the kernels, and the reason if they are slower than they could be, else "".
 
-    The first is `compiled`, `guarded` (compiled, with a check at every call) or `eager`.
+    The first is `compiled` or `eager`.
     """
     if _eager():
         variable = "MEZO_SIMD=eager" if os.environ.get("MEZO_SIMD") == EAGER else "MEZO_EAGER"
         return "eager", f"the noise is not compiled, and 10 to 30 times slower: {variable} is set"
     if Kernel.compiler_error is not None:
         return "eager", f"the noise is not compiled, and 10 to 30 times slower: {Kernel.compiler_error}"
-    if Kernel.guarded_because is not None:
-        return (
-            "guarded",
-            f"the noise is compiled with torch.compile's guards, 20 us more per call: {Kernel.guarded_because}",
-        )
     return "compiled", ""
 
 

@@ -50,7 +50,7 @@ class Noise(Protocol):
     def describe_kernels(self) -> tuple[str, str]:
         """Return how this process runs the kernels, and the reason if they are slower than they could be, else "".
 
-        The first is `compiled`, `guarded` (compiled, with a check at every call), `eager`, or `none` without kernels.
+        The first is `compiled`, `eager`, or `none` without kernels.
         """
 
     def z(
