@@ -50,7 +50,7 @@ def doctor(
         if as_json:
             print_line(json.dumps(_document(prepared, loading, sections), indent=2))
         else:
-            _show(prepared, loading, sections, seconds, (DOUBT, UNKNOWN) if quiet else (DOUBT, UNKNOWN, NOTE, OK))
+            _show(prepared, loading, sections, (DOUBT, UNKNOWN) if quiet else (DOUBT, UNKNOWN, NOTE, OK))
 
 
 def _document(prepared: "Prepared", loading: float, sections: list[Section]) -> dict[str, Any]:
@@ -68,10 +68,8 @@ def _document(prepared: "Prepared", loading: float, sections: list[Section]) -> 
     }
 
 
-def _show(
-    prepared: "Prepared", loading: float, sections: list[Section], seconds: float, verdicts: Sequence[str]
-) -> None:
-    """Print how many doubts there are, then the findings, those to look at first, then what time has cut."""
+def _show(prepared: "Prepared", loading: float, sections: list[Section], verdicts: Sequence[str]) -> None:
+    """Print how many doubts there are, then the findings, those to look at first."""
     config = prepared.session.config
     found = {verdict: len(_with(verdict, sections)) for verdict in (DOUBT, UNKNOWN, NOTE)}
     told = [f"{found[UNKNOWN]} unknown"] * bool(found[UNKNOWN]) + [count(found[NOTE], "note")] * bool(found[NOTE])
@@ -87,11 +85,6 @@ def _show(
                 title = section.title
                 print_line(f"\n{title}")
             _show_finding(finding)
-    cut = [f"{section.title}: {'; '.join(section.cut)}" for section in sections if section.cut]
-    if cut and NOTE in verdicts:
-        print_line(f"\nnot measured within --seconds {seconds:g} (raise it for more):")
-        for text in cut:
-            _wrap(text, "  ")
 
 
 def _with(verdict: str, sections: Sequence[Section]) -> list[tuple[Section, Finding]]:

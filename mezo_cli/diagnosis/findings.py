@@ -36,7 +36,6 @@ class Section:
 
     title: str
     findings: list[Finding] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)  # what was left out or shortened because time ran out
 
     def add(
         self, verdict: str, name: str, text: str, advice: str = "", table: Sequence[Sequence[str]] = (), **figures: Any
@@ -51,8 +50,7 @@ class Section:
     def record(self) -> dict[str, Any]:
         """Return the section as plain values; tables are for people, their numbers are in the figures."""
         findings = [{k: v for k, v in asdict(finding).items() if k != "table"} for finding in self.findings]
-        record = {"check": self.title, "findings": findings, "cut": self.cut}
-        return dict(to_jsonable_python(record, inf_nan_mode="null"))
+        return dict(to_jsonable_python({"check": self.title, "findings": findings}, inf_nan_mode="null"))
 
 
 class Deadline:

@@ -11,19 +11,14 @@ import numpy as np
 import torch
 
 from mezo_cli.config.schema import TokenizedExample
-from mezo_cli.data.fewshot import limit
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, percent
 from mezo_cli.objectives.classification import Classification
-from mezo_cli.objectives.scoring import remove_bias, wilson
-from mezo_cli.report.untrained import BASELINES
 from mezo_cli.training.prepare import Prepared
 from mezo_cli.training.session import Session, not_finite_at_start
 
 TITLE = "label words"
 BATCH = 16  # rows per forward; small, so that the time limit is kept
 TOP = 10
-DEV = 0.7  # of the time for the dev rows; the rest is for rows of train
-TRAIN_ROWS = 1000  # at most, that the bias between the labels is found on
 RARE = 1e-3  # probability of all label words together; below it the prompt does not ask for them
 BIAS = 0.25  # a label's part of the predictions above its part of the rows
 MARGIN = 0.05  # of the AUC above 0.5; more where few rows leave it uncertain
@@ -40,10 +35,8 @@ class Scores(NamedTuple):
 
 def check(prepared: Prepared, deadline: Deadline) -> Section:
     """Check the label words on as many dev rows as the time allows."""
-    section, session, dev = Section(TITLE), prepared.session, prepared.rows["dev"]
-    seen = score_rows(session, dev, deadline.part(DEV))
-    if len(seen.labels) < len(dev):
-        section.cut.append(f"{len(dev) - len(seen.labels):,} of {len(dev):,} dev rows")
+    section, session = Section(TITLE), prepared.session
+    seen = score_rows(session, prepared.rows["dev"], deadline)
     _report_words(section, session, seen)
     start = ""  # why nothing is expected of the scores; empty if the pretrained words score the labels
     if session.config.init == "linear_probe":
@@ -53,8 +46,6 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     if start:
         section.add(OK, "start", start)
     judge_scores(section, session.config.task.labels, seen, bool(start))
-    if not start:
-        name_removed_bias(section, seen, score_rows(session, limit(prepared.rows["train"], TRAIN_ROWS), deadline))
     return section
 
 
@@ -184,25 +175,6 @@ def _judge_balance(section: Section, names: list[str], seen: Scores, untrained: 
         rows=rows,
         predicted=dict(zip(names, predicted.tolist(), strict=True)),
         actual=dict(zip(names, actual.tolist(), strict=True)),
-    )
-
-
-def name_removed_bias(section: Section, seen: Scores, train: Scores) -> None:
-    """Name the accuracy without the bias between the labels, so that nobody takes its removal for learning."""
-    rows, accuracy, shown = len(seen.labels), {}, []
-    for name, bias in remove_bias(train.scores, train.labels).items():
-        right = int(((seen.scores + bias).argmax(axis=1) == seen.labels).sum())
-        accuracy[name], (low, high) = right / rows, wilson(right, rows)
-        interval = f"95% interval {100 * low:.1f} to {100 * high:.1f}"
-        shown.append(f"{100 * accuracy[name]:.1f}% ({BASELINES[name]}; {interval})")
-    section.add(
-        OK,
-        "removed_bias",
-        f"with the bias between the labels removed, by {len(train.labels):,} train rows and without training, "
-        f"{' and '.join(shown)} of {rows:,} dev rows are right: what training gives beyond that is learned",
-        accuracy=accuracy,
-        rows=rows,
-        train_rows=len(train.labels),
     )
 
 

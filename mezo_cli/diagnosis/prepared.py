@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, TokenizedExample
-from mezo_cli.diagnosis import cost, label_words, rewards, rival, signal, streaming
+from mezo_cli.diagnosis import cost, label_words, rewards, rival, signal
 from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.models.loading import DTYPES
@@ -48,8 +48,6 @@ def diagnose(prepared: Prepared, loading: float, deadline: Deadline) -> Iterator
     """Yield the section of each check as it is done; `loading`: the seconds in which the run was prepared."""
     session = prepared.session
     advice = smaller_batches(session.config)
-    if session.config.model.stream:
-        yield streaming.check(prepared)
     if isinstance(session.objective, Classification):
         with explain_device_errors("scoring dev rows", advice):
             yield label_words.check(prepared, deadline.part(WORDS))

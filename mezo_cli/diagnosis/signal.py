@@ -23,6 +23,8 @@ from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.models.parameter_names import count_parameters
 from mezo_cli.optim import LossFn
+from mezo_cli.optim.mezo import spsa
+from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.precision import (
     EPS,
     MAX_OFF,
@@ -30,7 +32,6 @@ from mezo_cli.training.precision import (
     Agreement,
     agreement,
     describe_exact,
-    measure_losses,
 )
 from mezo_cli.training.prepare import Prepared
 
@@ -77,7 +78,6 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     whole = prepared.sampler.takes_all_rows
     losses = measure(prepared, plan_points(eps, dtype, whole), deadline)
     rows = compare(losses, eps)
-    _name_cut(section, losses, rows, eps)
     if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
         advice = "use a smaller optimizer.eps, or model.compute_dtype=float32"
         section.add(DOUBT, "finite", "a loss at theta +- eps z is not finite", advice)
@@ -145,24 +145,15 @@ def measure(prepared: Prepared, points: Iterator[Point], deadline: Deadline) -> 
         if losses and not deadline.allows(taken.get(way, 0.0)):
             break
         start, loss_fn, dtype = time.perf_counter(), loss_of(point.batch), DTYPES[point.dtype]
-        if point.direction < 0:
-            with session.forward.using_compute_dtype(dtype):
+        with session.forward.using_compute_dtype(dtype):
+            if point.direction < 0:
                 losses[point] = (float(loss_fn()),) * 2
-        else:
-            losses[point] = measure_losses(session, loss_fn, point.direction, point.eps, dtype)[:2]
+            else:
+                z = Direction(session.config.seed, point.direction)
+                losses[point] = spsa(session.forward, loss_fn, z, point.eps)[:2]
         seconds = time.perf_counter() - start
         taken[way] = min(seconds, taken.get(way, seconds))
     return losses
-
-
-def _name_cut(section: Section, losses: Losses, rows: list[Row], eps: float) -> None:
-    measured = len(projected_grads(losses, (eps, "float32"))[0])
-    if measured < DIRECTIONS:
-        section.cut.append(f"{DIRECTIONS - measured} of {DIRECTIONS} directions for the learning rate")
-    done = {size: min((row[2].directions for row in rows if row[0] == size), default=0) for size in sorted({*EPS, eps})}
-    short = [f"{size:g}" for size, directions in done.items() if directions < FIRST]
-    if short:
-        section.cut.append(f"some of {FIRST} directions for eps {', '.join(short)}")
 
 
 # --- what follows from the losses ---

@@ -5,7 +5,6 @@ through the model up to its layers, which only say what they are called with. Th
 all forwards by the calls that it would have got; at last each goes from the last layer to the head.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
@@ -102,16 +101,6 @@ class StreamedForward(FrozenLayers):
                         found[i] = self._layers[number](found[i], *args, **kwargs)
             report(number + 1)
         return found
-
-    def time_layer(self, batch: Batch, number: int) -> float:
-        """Return the seconds that a layer takes for a batch when it is in memory."""
-        calls, states = self._record(batch)
-        args, kwargs = calls[number]
-        with self.streamed.reading(number):
-            self._layers[number](states, *args, **kwargs)
-            start = time.perf_counter()
-            self._layers[number](states, *args, **kwargs)
-            return time.perf_counter() - start
 
     def _record(self, batch: Batch) -> tuple[list[Call], Tensor]:
         """Return what each layer is called with in the forward of a batch, and the hidden states of the first."""

@@ -15,7 +15,7 @@ import torch
 
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.optim import LossFn
-from mezo_cli.optim.mezo import spsa, spsa_per_direction
+from mezo_cli.optim.mezo import spsa_per_direction
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.session import Session
 
@@ -84,15 +84,6 @@ def projected_grads(session: Session, loss_fn: LossFn, eps: float, dtype: torch.
     with session.forward.using_compute_dtype(dtype):
         directions = [Direction(session.config.seed, step) for step in range(count)]
         return [g for _, _, g in spsa_per_direction(session.forward, loss_fn, directions, eps)]
-
-
-@torch.no_grad()
-def measure_losses(
-    session: Session, loss_fn: LossFn, step: int, eps: float, dtype: torch.dtype
-) -> tuple[float, float, float]:
-    """Return L(theta + eps z), L(theta - eps z) and the projected gradient, in the direction z of a step of the run."""
-    with session.forward.using_compute_dtype(dtype):
-        return spsa(session.forward, loss_fn, Direction(session.config.seed, step), eps)
 
 
 def agreement(rounded: Sequence[float], exact: Sequence[float]) -> Agreement:

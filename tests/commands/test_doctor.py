@@ -54,7 +54,6 @@ def test_json_has_the_same_as_data_and_nothing_else_on_standard_output(roberta: 
     assert all(one["advice"] for one in found.values() if one["verdict"] == "doubt")
     assert found["shared_rows"]["figures"]["splits"]["test_in_train"]["rows"] == 1
     assert found["empty_texts"]["verdict"] == "doubt"
-    assert any(check["cut"] for check in document["checks"])
     assert found["learning_rate"]["verdict"] == found["resolution"]["verdict"] == "unknown"  # there was no time
     plan = found["plan"]["figures"]
     assert (plan["steps"], plan["forwards"]) == (20, 40)

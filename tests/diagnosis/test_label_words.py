@@ -58,16 +58,6 @@ def test_nothing_is_expected_of_a_new_head_and_of_one_label_nothing_is_known() -
     assert verdicts(INFORMATIVE[:40], LABELS[:40]) == {"auc": UNKNOWN}
 
 
-def test_what_a_removed_bias_gives_is_named() -> None:
-    section, seen = Section("label words"), Scores(LABELS, INFORMATIVE + TOWARDS_NEGATIVE)
-    label_words.name_removed_bias(section, seen, seen)
-    (finding,) = section.findings
-    plain = (INFORMATIVE.argmax(axis=1) == LABELS).mean()
-    for accuracy in finding.figures["accuracy"].values():
-        assert accuracy == pytest.approx(plain, abs=0.03)
-    assert f"{100 * finding.figures['accuracy']['best_threshold']:.1f}% (threshold: best on train" in finding.text
-
-
 def findings(prepared: Prepared) -> dict[str, Finding]:
     return named(label_words.check(prepared, Deadline(60.0)))
 
