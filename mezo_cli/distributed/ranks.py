@@ -139,15 +139,15 @@ class Ranks:
 
     # --- texts ---
 
-    def exchange(self, text: str, timeout: float | None = None) -> list[str]:
+    def exchange(self, text: str) -> list[str]:
         """Return the text that each rank gave, in their order. Every rank calls it at the same point.
 
-        It waits so many seconds for each of the others (None: `timeout`), and raises as `gather` does.
+        It waits `timeout` seconds for each of the others, and raises as `gather` does.
         """
         self._agreements += 1
         keys = [f"{self._agreements}/{rank}" for rank in range(self.size)]
         self._call(self._store.set, keys[self.rank], text)
-        return [self._await(key, rank, timeout) for rank, key in enumerate(keys)]
+        return [self._await(key, rank) for rank, key in enumerate(keys)]
 
     def from_first(self, text: str = "") -> str:
         """Return rank 0's text. The others wait until it has come to the same point."""
@@ -157,21 +157,20 @@ class Ranks:
             return text
         return self._await(str(self._agreements), 0)
 
-    def check_same(self, what: str, text: str) -> None:
+    def check_same(self, what: str, text: str, raises: type[UserError | RunFailed] = UserError) -> None:
         """Check that all ranks have the same text, which is compared line by line; `what` names it: `config`."""
         texts = [one.splitlines() for one in self.exchange(text)]
         for rank, other in enumerate(texts):
             for ours, theirs in itertools.zip_longest(texts[0], other, fillvalue="nothing"):
                 if ours != theirs:
-                    raise UserError(
+                    raise raises(
                         f"rank {rank} has another {what} than rank 0: {theirs.strip()}; rank 0 has {ours.strip()}"
                     )
 
-    def _await(self, key: str, rank: int, timeout: float | None = None) -> str:
+    def _await(self, key: str, rank: int) -> str:
         """Return the value of a key that another rank sets."""
-        seconds = self.timeout if timeout is None else timeout
-        if self._missing([key], seconds, reported=True):
-            raise RankLost(f"rank {rank} did not answer within {seconds:g} s (distributed.timeout={self.timeout:g})")
+        if self._missing([key], self.timeout, reported=True):
+            raise RankLost(f"rank {rank} did not answer within distributed.timeout={self.timeout:g} s")
         value: bytes = self._call(self._store.get, key)
         return value.decode()
 
@@ -266,7 +265,7 @@ class Alone(Ranks):
         """Return the flag."""
         return flag
 
-    def check_same(self, what: str, text: str) -> None:
+    def check_same(self, what: str, text: str, raises: type[UserError | RunFailed] = UserError) -> None:
         """There is nothing to compare."""
 
     def from_first(self, text: str = "") -> str:

@@ -13,6 +13,7 @@ from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.training import restore
 from mezo_cli.training.divergence import lower_rate
 from mezo_cli.training.forgetting import Forgetting
+from mezo_cli.training.prepare import check_same_weights
 from mezo_cli.training.run_log import RunLog
 from mezo_cli.training.session import Session, not_finite_at_start
 from mezo_cli.training.verdict import DIVERGED
@@ -91,7 +92,7 @@ class Evaluations:
 
     def _evaluate_dev(self, session: Session, progress: ProgressReporter) -> Evaluation:
         step, rows = self.run_log.step, self.rows["dev"]
-        restore.repair_weights(session, self.run_log.run, step)
+        check_same_weights(session, step)
         evaluation = self._evaluate(session, rows, progress.evaluation(len(rows)))
         if self.forgetting is not None:
             evaluation = evaluation.with_details(self.forgetting.measure(session))

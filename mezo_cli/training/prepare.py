@@ -18,7 +18,7 @@ from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
 from mezo_cli.distributed.ranks import ALONE, Ranks, current
-from mezo_cli.errors import UserError, first_line
+from mezo_cli.errors import RunFailed, UserError, first_line
 from mezo_cli.models.quantized import row_factors
 from mezo_cli.models.streaming import streamed_layers
 from mezo_cli.objectives import OBJECTIVES
@@ -114,12 +114,12 @@ def check_share_of_rows(rows: int, ranks: Ranks) -> None:
         raise UserError(f"distributed.split=rows: a step has {rows} rows, fewer than {ranks.size} ranks")
 
 
-def check_same_weights(session: Session) -> None:
-    """Check that all ranks have the same weights."""
+def check_same_weights(session: Session, step: int = 0) -> None:
+    """Check that all ranks have the same weights at a step; 0: before the first one."""
     ranks, path = session.ranks, session.config.model.path
     if ranks.size > 1:
-        fingerprint = models.fingerprint(session.loaded.model)
-        ranks.check_same("model", f"model.path={path} with weights of sha256 {fingerprint[:16]}")
+        text = f"model.path={path} with weights of sha256 {models.fingerprint(session.loaded.model)[:16]}"
+        ranks.check_same(f"model at step {step}" if step else "model", text, RunFailed if step else UserError)
 
 
 # --- the session ---

@@ -16,8 +16,7 @@ from mezo_cli import models
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, StepRecord
 from mezo_cli.console import progress_log
-from mezo_cli.errors import RunFailed, UserError, join
-from mezo_cli.optim import optimizer_class
+from mezo_cli.errors import UserError, join
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.training.device_errors import explain_device_errors, smaller_model
@@ -27,7 +26,6 @@ from mezo_cli.training.session import Session
 log = logging.getLogger("mezo")
 
 OPTIMIZER_STATE = "optimizer.safetensors"  # in the checkpoint `last` of a method with moments
-REBUILD_SECONDS = 3600.0  # how long the others wait for a rank that rebuilds its weights
 PART = 64  # steps that are replayed between two looks at the clock
 
 
@@ -94,40 +92,6 @@ def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> 
         return _replay(load_verified(config, run, name), run, past, at, step, for_resume)
     # The moments are stored: start from there, also when `best` is newer, which would need them rebuilt.
     return _replay(load_verified(config, run, "last"), run, past, state_step, step, for_resume, state)
-
-
-def repair_weights(session: Session, run: Run, step: int) -> None:
-    """Compare the weights of all ranks; let a rank that differs from rank 0 rebuild its own from the trajectory."""
-    ranks = session.ranks
-    if ranks.size == 1:
-        return
-    for is_rebuilt, timeout in ((False, ranks.timeout), (True, max(REBUILD_SECONDS, ranks.timeout))):
-        fingerprints = ranks.exchange(models.fingerprint(session.loaded.model), timeout)
-        differing = [rank for rank, one in enumerate(fingerprints) if one != fingerprints[0]]
-        if not differing:
-            return
-        differ = f"step {step}: the weights of {join(f'rank {rank}' for rank in differing)} differ from rank 0's"
-        if is_rebuilt:
-            raise RunFailed(f"{differ} after a replay of {run.trajectory} too")
-        log.warning("warning: %s; rebuilding them by a replay", differ)
-        if ranks.rank in differing:
-            rebuild(session, run, step)
-
-
-def rebuild(session: Session, run: Run, step: int) -> None:
-    """Write the weights and the optimizer's state of `step` into a session that has lost them; all else stays."""
-    config = session.config
-    stored = load_step(config, run, step)
-    optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
-    with torch.no_grad():
-        for p, valid in zip(session.loaded.model.parameters(), stored.loaded.model.parameters(), strict=True):
-            p.copy_(valid)
-        if optimizer.replayable:
-            past, work = trajectory.read(run.trajectory), partial(optimizer.rebuild_state, session.params)
-            optimizer.keep_start(lambda: load_start(config, run, past).params)
-            _rebuild_deferred(session, past, step)
-            _in_parts(past, 0, step, work, "rebuilding the optimizer's state")
-    session.optimizer = optimizer
 
 
 def load_for_resume(config: Config, run: Run, step: int) -> Session:
@@ -221,7 +185,10 @@ def _replay(
     optimizer = session.optimizer
     if (stop > start or start == 0 or for_resume) and optimizer.replayable:  # at step 0 others may go on from it
         with torch.no_grad(), explain_device_errors(f"replaying {run.trajectory}", smaller_model(session.config)):
-            _rebuild_deferred(session, past, start)
+            first = start  # the weight decay of the steps before it that moved nothing is still to be applied
+            while first > 0 and not (past.grads[first - 1].any() and past.lrs[first - 1]):
+                first -= 1
+            params.decay.rebuild(past.records(first, start), zeroth_order(session.config.optimizer).weight_decay)
             optimizer.keep_start(lambda: params if start == 0 else load_start(session.config, run, past).params)
             if state is not None:
                 optimizer.load_state(state, start)
@@ -229,14 +196,6 @@ def _replay(
                 _in_parts(past, 0, start, partial(optimizer.rebuild_state, params), "rebuilding the optimizer's state")
             _in_parts(past, start, stop, partial(optimizer.apply_updates, params), "replaying the trajectory")
     return session
-
-
-def _rebuild_deferred(session: Session, past: Trajectory, step: int) -> None:
-    """Let the session know which weight decay the steps before `step` have deferred."""
-    first = step
-    while first > 0 and not (past.grads[first - 1].any() and past.lrs[first - 1]):
-        first -= 1
-    session.params.decay.rebuild(past.records(first, step), zeroth_order(session.config.optimizer).weight_decay)
 
 
 def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[StepRecord]], None], what: str) -> None:
