@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mezo_cli.errors import UserError, join
 from mezo_cli.library.first_step import Closure, find_uncovered, loss_with_graph, to_tensor
-from mezo_cli.library.groups import ParamsArgument, to_groups
-from mezo_cli.library.settings import METHOD, StepSettings, Updates, check_group, check_settings
+from mezo_cli.library.settings import METHOD, ParamsArgument, StepSettings, Updates, check_settings, to_groups
 from mezo_cli.library.trajectory import make_header, open_writer
 from mezo_cli.optim.mezo import MezoResult, spsa_per_direction
 from mezo_cli.perturb.forward import PerturbedForward
@@ -67,9 +66,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         trajectory: a file that is to have the steps' scalars (16 bytes per step), for `mezo_cli.replay`.
 
     Attributes:
-        forward: the model's patched forwards, for a closure that computes both signs at once (`step(paired=True)`).
+        forward: the model's patched forwards.
         steps: the number of steps taken.
-        result: losses and projected gradients of the last step.
+        result: of the last step: its `loss`; `others` has both losses, `recorded` the projected gradients.
         unreachable: names of the tensors that were left out, known after the first step.
         uncovered: names of the tensors that are perturbed in place, known after the first step.
     """
@@ -96,7 +95,7 @@ class MezoOptimizer(torch.optim.Optimizer):
             lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum, betas=betas, samples=samples,
             sample_schedule=sample_schedule, total_steps=total_steps, noise=noise, seed=seed,
         )  # fmt: skip
-        _check_groups(groups)
+        _check_dtypes(groups)
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
         base_lr = _base_lr(self.param_groups)
         for group in self.param_groups:
@@ -119,12 +118,11 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._addresses = {name: p.data_ptr() for name, p in self.forward.params.tensors.items()}
 
     @torch.no_grad()
-    def step(self, closure: Closure | None = None, paired: bool = False) -> float:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> float:  # type: ignore[override]
         """Take one step, with the model in eval mode, and return the mean of the losses.
 
         Args:
             closure: returns the loss of one fixed batch: a number, or a tensor with one element.
-            paired: the closure computes both signs in one call by `forward.paired_forward`, and returns a tensor [2].
 
         Raises:
             FloatingPointError: when a loss is not finite. The weights are as they were, and no step was taken.
@@ -135,12 +133,12 @@ class MezoOptimizer(torch.optim.Optimizer):
                 "step() needs a closure that returns the loss of one batch: optimizer.step(lambda: loss_of(model, "
                 "batch)); in the Trainer of transformers use mezo_cli.MezoTrainer"
             )
-        loss = self.estimate(closure, paired)
+        loss = self.estimate(closure)
         self.update()
         return loss
 
     @torch.no_grad()
-    def estimate(self, closure: Closure, paired: bool = False) -> float:
+    def estimate(self, closure: Closure) -> float:
         """Compute the losses and projected gradients of a step: its first half, which leaves the weights as they are.
 
         Args, errors and result are those of `step`.
@@ -151,7 +149,7 @@ class MezoOptimizer(torch.optim.Optimizer):
                 self._start(closure)
             n, seed = self._updates.samples(self.steps), self.settings.seed
             directions = [Direction(seed, self.steps, sample) for sample in range(n)]
-            losses = partial(self._losses, closure, paired)
+            losses = partial(self.forward.forward_per_sign, lambda: to_tensor(closure()))
             results = spsa_per_direction(self.forward, losses, directions, self.settings.eps)
         plus, minus, grads = zip(*results, strict=True)
         result = MezoResult.of(plus, minus, grads, to_float32(_base_lr(self.param_groups)))
@@ -167,16 +165,12 @@ class MezoOptimizer(torch.optim.Optimizer):
         groups = self._groups_at(_base_lr(self.param_groups))
         if self._path is not None:
             self._record(self.result, groups)
-        self._updates.apply(groups, [(self.steps, self.result.projected_grads, self.result.lr)])
+        self._updates.apply(groups, [(self.steps, self.result.recorded, self.result.lr)])
         self.steps += 1
 
     def __repr__(self) -> str:
-        lines = [f"MezoOptimizer({self.settings.describe()}, {self.steps} steps taken)"]
-        for group in self.param_groups:
-            count = sum(p.numel() for p in group["params"])
-            rates = f"lr={group['lr']:.6g}, weight_decay={group['weight_decay']:.6g}"
-            lines.append(f"  {count:,} parameters in {len(group['params'])} tensors: {rates}")
-        return "\n".join(lines)
+        shown = ", ".join(f"{name}={getattr(self.settings, name)}" for name in (*SAVED, "momentum", "betas"))
+        return f"MezoOptimizer({shown}, {self.steps} steps taken)"  # torch's has all names
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict with the step number, the settings and the moments; the model's weights are not."""
@@ -233,15 +227,6 @@ class MezoOptimizer(torch.optim.Optimizer):
             log.warning("MezoOptimizer: read outside their modules, so perturbed in place: %s", join(self.uncovered))
         self._started = True
 
-    def _losses(self, closure: Closure, paired: bool) -> Tensor:
-        """Return the losses with theta + eps z and with theta - eps z, [2]."""
-        if not paired:
-            return self.forward.forward_per_sign(lambda: to_tensor(closure()))
-        losses = closure()
-        if not isinstance(losses, Tensor) or losses.shape != (2,):
-            raise UserError("step(paired=True): the closure must return both losses, a tensor of shape [2]")
-        return losses
-
     def _check_addresses(self) -> None:
         """Refuse to continue where an update would not reach the model: its weights are in other memory now."""
         for name, p in self.forward.params.tensors.items():
@@ -273,7 +258,7 @@ class MezoOptimizer(torch.optim.Optimizer):
             self._writer, self._recorded = open_writer(self._path, header, self.steps), groups
         if groups != self._recorded:
             raise UserError(f"{self._path}: weight_decay and the ratios of the groups' lr must stay as they began")
-        self._writer.append(self.steps, result.projected_grads, result.lr)
+        self._writer.append(self.steps, result.recorded, result.lr)
 
 
 @contextmanager
@@ -293,8 +278,8 @@ def _base_lr(groups: list[dict[str, Any]]) -> float:
     return next((float(group["lr"]) for group in groups if group["lr"]), 0.0)
 
 
-def _check_groups(groups: list[dict[str, Any]]) -> None:
-    """Check the groups' settings, and that their tensors have one dtype, in which they can be tuned."""
+def _check_dtypes(groups: list[dict[str, Any]]) -> None:
+    """Check that the groups' tensors have one dtype, in which they can be tuned."""
     tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
     first = next(iter(tensors))
     for name, p in tensors.items():
@@ -303,5 +288,3 @@ def _check_groups(groups: list[dict[str, Any]]) -> None:
         if p.dtype != tensors[first].dtype:
             why = "one optimizer tunes tensors of one dtype: convert the model, or tune a part of it"
             raise UserError(f"params: {name} is {p.dtype} and {first} is {tensors[first].dtype}; {why}")
-    for group in groups:
-        check_group(group)

@@ -1,22 +1,24 @@
-"""The settings of a `MezoOptimizer`, and the optimizers of the runner that they choose: one per parameter group."""
+"""The settings of a `MezoOptimizer` and its parameter groups, and the optimizers of the runner: one per group."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
+
+from torch import Tensor, nn
 
 from mezo_cli.config.base import NotNegativeNumber, PositiveNumber, SettingError
 from mezo_cli.config.explain import validate
 from mezo_cli.config.optimizers import MomentDecay, Samples, SampleSchedule, SlowMomentDecay
 from mezo_cli.config.schema import OptimizerConfig, Positive, Seed, StepRecord
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.optim import make_config, optimizer_class
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.update import BlockUpdate
 from mezo_cli.perturb.params import Params
 
 METHOD = ("momentum", "betas", "sample_schedule", "total_steps")  # what MeZO itself has no need of
-
-ALWAYS = ("eps", "samples", "seed")  # in a description
-HIDDEN = ("name", "lr", "weight_decay", "schedule")  # the groups have their own
+# What `MezoOptimizer(model, params=...)` takes: a test of names; names or tensors; or groups of them with settings.
+ParamsArgument = Callable[[str], bool] | Iterable[str | Tensor | Mapping[str, Any]] | None
+GROUP_KEYS = ("params", "lr", "weight_decay")
 
 
 class StepSettings(OptimizerConfig):
@@ -53,12 +55,6 @@ class StepSettings(OptimizerConfig):
         values = {name: getattr(self, name) for name in METHOD} | {"betas": self.betas and list(self.betas)}
         return {} if is_plain else values
 
-    def describe(self) -> str:
-        """Return the settings that are not at their defaults, and eps, samples and seed, in one line."""
-        fields = type(self).model_fields.items()
-        shown = [name for name, field in fields if name in ALWAYS or getattr(self, name) != field.default]
-        return ", ".join(f"{name}={getattr(self, name)}" for name in shown if name not in HIDDEN)
-
 
 def check_settings(**values: Any) -> StepSettings:
     """Return the settings with Python's own numbers: NumPy's cannot be written as JSON."""
@@ -78,11 +74,58 @@ def check_settings(**values: Any) -> StepSettings:
     return settings
 
 
-def check_group(group: dict[str, Any]) -> None:
-    """Check a group's own learning rate and weight decay, and make them Python's own numbers."""
-    own: dict[str, Any] = {name: group[name] for name in ("lr", "weight_decay") if name in group}
+def to_groups(model: nn.Module, params: ParamsArgument) -> list[dict[str, Any]]:
+    """Return groups as torch.optim takes them, with the tensors' `names` beside `params`.
+
+    Args:
+        model: its `named_parameters()` give the names; a tied tensor has one.
+        params: None for every tensor with requires_grad; a function that is true for the names to tune; names or
+            tensors; or dicts with `params` (one of these) and the group's `lr` and `weight_decay`.
+    """
+    if not isinstance(model, nn.Module):
+        what = "the model, an nn.Module, whose names z depends on"
+        raise UserError(f"MezoOptimizer(model, ...) takes {what}; not a {type(model).__name__}")
+    if params is None or callable(params):
+        entries: list[Any] = [{"params": params}]
+    else:
+        entries = list(params)
+        if not any(isinstance(entry, Mapping) for entry in entries):
+            entries = [{"params": entries}]
+    return [_group(model, entry) for entry in entries]
+
+
+def _group(model: nn.Module, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, Mapping) or "params" not in entry:
+        raise UserError("params: a group is a dict with the key 'params'; single tensors or names stand without groups")
+    for key in entry:
+        if key not in GROUP_KEYS:
+            raise UserError(f"params: a group has no setting {key!r}{did_you_mean(str(key), GROUP_KEYS)}")
+    chosen = _select(model, entry["params"])
+    if not chosen:
+        raise UserError("params: no trainable tensor is chosen")
+    own: dict[str, Any] = {name: entry[name] for name in ("lr", "weight_decay") if name in entry}
     settings = validate(StepSettings, {"name": "mezo", **own}).model_dump()
-    group |= {name: settings[name] for name in own}
+    own = {name: settings[name] for name in own}  # Python's own numbers
+    return {**own, "params": list(chosen.values()), "names": list(chosen)}
+
+
+def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
+    """Return name -> tensor of what one group's `params` names."""
+    named = dict(model.named_parameters())
+    if what is None or callable(what):
+        return {name: p for name, p in named.items() if p.requires_grad and (what is None or what(name))}
+    by_id = {id(p): name for name, p in named.items()}
+    chosen = {}
+    for one in [what] if isinstance(what, str | Tensor) else what:
+        name = one if isinstance(one, str) else by_id.get(id(one))
+        if name not in named:
+            if not isinstance(one, str):
+                raise UserError(f"params: give names or tensors of the model, not another {type(one).__name__}")
+            raise UserError(f"params: the model has no parameter {one}{did_you_mean(one, named)}")
+        if not named[name].requires_grad:
+            raise UserError(f"params: {name} is frozen (requires_grad=False)")
+        chosen[name] = named[name]
+    return chosen
 
 
 class Updates:

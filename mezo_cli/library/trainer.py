@@ -138,6 +138,6 @@ class TwoPartOptimizer(MezoOptimizer):
     _is_accelerate_prepared = True  # accelerate's wrapper would scale gradients
     step_was_skipped = False  # what accelerate asks its wrapper
 
-    def step(self, closure: Any = None, paired: bool = False) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the weights by the losses of `training_step`."""
         self.update()

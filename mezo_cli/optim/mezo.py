@@ -52,21 +52,6 @@ class MezoResult(StepResult):
         others = {**of_signs, "projected_grad": sum(recorded) / n}
         return cls(sum(of_signs.values()) / 2, recorded, lr, others)
 
-    @property
-    def loss_plus(self) -> float:
-        """Mean loss with theta + eps z."""
-        return self.others["loss_plus"]
-
-    @property
-    def loss_minus(self) -> float:
-        """Mean loss with theta - eps z."""
-        return self.others["loss_minus"]
-
-    @property
-    def projected_grads(self) -> list[float]:
-        """One per sample, rounded to float32 as they are stored."""
-        return self.recorded
-
 
 def spsa(forward: "PerturbedForward", loss_fn: LossFn, z: Direction, eps: float) -> tuple[float, float, float]:
     """Return L(theta + eps z), L(theta - eps z) and the projected gradient along z (paper, Definition 1)."""

@@ -110,8 +110,8 @@ def test_a_hundred_steps_agree_with_the_reference(
         for step in range(100):
             result = ours.optimizer.step(ours.forward, BatchLoss(ours.objective, [batch]), step)
             plus, minus = theirs.step(partial(reference_loss, loss, batch, ours.encoder.label_ids))
-            assert result.loss_plus == pytest.approx(plus, abs=1e-5), step
-            assert result.loss_minus == pytest.approx(minus, abs=1e-5), step
+            assert result.others["loss_plus"] == pytest.approx(plus, abs=1e-5), step
+            assert result.others["loss_minus"] == pytest.approx(minus, abs=1e-5), step
             moved += result.recorded[0] != 0
     assert moved > (10 if loss == "accuracy" else 90)
 
