@@ -32,10 +32,13 @@ def scores_of(entry: Entry) -> dict[str, float]:
     return scores
 
 
-def tests(folder: Path) -> dict[int, dict[str, float]]:
-    """Return the scores of each test seed of a method at its best lr."""
+def tests(folder: Path, in_seconds: bool) -> dict[int, dict[str, float]]:
+    """Return the scores of each test seed of a method at its best lr: in MeZO's forwards, or in MeZO's seconds."""
     best = best_rate(folder, by_last_loss=True)
-    entries = [] if best is None else read_runs([folder / f"test-{best[0]:.3g}"])[0]
+    if best is None:
+        return {}
+    scaled = folder / f"seconds-{best[0]:.3g}"
+    entries, _ = read_runs([scaled if in_seconds and scaled.is_dir() else folder / f"test-{best[0]:.3g}"])
     return {entry.data_seed: scores_of(entry) for entry in entries if entry.finished}
 
 
@@ -49,8 +52,10 @@ def main() -> None:
     """Print a table per score."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    known = {path.parent.name: tests(path.parent) for path in sorted(folder.glob("*/tune"))}
+    parser.add_argument("--seconds", action="store_true", help="Compare in equal seconds, not in equal forwards.")
+    args = parser.parse_args()
+    folder = args.folder
+    known = {path.parent.name: tests(path.parent, args.seconds) for path in sorted(folder.glob("*/tune"))}
     for name in dict.fromkeys(name for runs in known.values() for scores in runs.values() for name in scores):
         print(f"\n| method | lr | seeds | {name} |" + "".join(f" vs {rival} |" for rival in RIVALS))
         print("|---|---|---|---|" + "---|" * len(RIVALS))

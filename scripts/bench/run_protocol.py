@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -36,6 +36,7 @@ class Bench:
     Attributes:
         trials: values of lr in a grid.
         by_last_loss: whether the lr is chosen by the mean dev loss after the last step, not by the best dev score.
+        in_seconds: method -> `forwards=N` of its tests in the seconds that MeZO's take (time_methods.py).
     """
 
     out: Path
@@ -45,6 +46,7 @@ class Bench:
     trials: int
     seeds: Sequence[int]
     by_last_loss: bool = False
+    in_seconds: Mapping[str, str] = field(default_factory=dict)
 
     def sweep(self, folder: Path, words: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> bool:
         """Run what is left of the runs with these learning rates and seeds; return whether all have ended."""
@@ -65,6 +67,9 @@ class Bench:
         best = best_rate(self.out / name, self.by_last_loss)
         if best is not None and (even_at_end or not best[1]):
             self.sweep(self.out / name / f"test-{best[0]:.3g}", words, [best[0]], self.seeds)
+            if name in self.in_seconds:
+                words = [*(word for word in words if not word.startswith("forwards=")), self.in_seconds[name]]
+                self.sweep(self.out / name / f"seconds-{best[0]:.3g}", words, [best[0]], self.seeds)
 
 
 def grid(middle: float, trials: int) -> list[float]:
@@ -133,7 +138,9 @@ def main() -> None:
     plan = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))[args.bench]
     words, out = [*plan.get("words", ()), *args.words], args.out.absolute()
     by_last_loss = plan.get("by_last_loss", False)
-    bench = Bench(out, plan["experiment"], words, plan["tune_seeds"], plan["trials"], plan["seeds"], by_last_loss)
+    seconds = {name: f"forwards={method['seconds']}" for name, method in plan["methods"].items() if "seconds" in method}
+    runs = plan["tune_seeds"], plan["trials"], plan["seeds"]
+    bench = Bench(out, plan["experiment"], words, *runs, by_last_loss, seconds)
     chosen = list(methods(plan, args.methods.split(",") if args.methods else ()))
     every = plan.get("every", {"methods": [], "seeds": []})
     for number, (name, middle, words) in enumerate(chosen):

@@ -19,10 +19,10 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config
 
 
-def rows_config(plain: Config, rank: int) -> Config:
+def rows_config(plain: Config, rank: int, rows: int) -> Config:
     """Return the config of a run with directions per row of the model of another."""
     words = ["task=sst2", "data=demo", "objective=mlm", "model=demo", "peft=fixed_lora", f"peft.r={rank}", "steps=100"]
-    chosen = build_config([*words, "optimizer=mezo_rows", "optimizer.lr=1e-6"])
+    chosen = build_config([*words, "optimizer=mezo_rows", "optimizer.lr=1e-6", f"batch_size={rows}"])
     return plain.replace(peft=chosen.peft, optimizer=chosen.optimizer)
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     for compute in args.compute.split(","):
         plain = Steps(config_of(folder, args.shape, "float32", compute, "none"), args.rows, args.tokens)
         ranks = list(map(int, args.ranks.split(",")))
-        works = [Steps(rows_config(plain.session.config, rank), args.rows, args.tokens) for rank in ranks]
+        works = [Steps(rows_config(plain.session.config, rank, args.rows), args.rows, args.tokens) for rank in ranks]
         for work in works:
             find_method(work.session.config.peft).fit(work.session, work.rows)
         times = [[two_forwards(plain), *(work.step() for work in works)] for _ in range(args.rounds + 1)][1:]
