@@ -333,12 +333,11 @@ def doctor(
     seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print doubts and unknowns only.")] = False,
 ) -> None:
     """Check a setup before training: label words, data, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
-    commands.doctor.doctor(overrides or [], seconds, as_json, config_dir, quiet)
+    commands.doctor.doctor(overrides or [], seconds, as_json, config_dir)
 
 
 @app.command(rich_help_panel="Help")

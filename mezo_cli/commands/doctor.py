@@ -27,15 +27,9 @@ WIDTH = 80
 INDENT = 10  # of the text behind the verdict
 
 
-def doctor(
-    overrides: Sequence[str],
-    seconds: float,
-    as_json: bool,
-    config_dir: str | None,
-    quiet: bool = False,
-) -> None:
+def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: str | None) -> None:
     """Examine the run and print the findings. Nothing is written."""
-    with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console(), quiet):
+    with console_logging(Console(file=sys.stderr, width=1000) if as_json else make_console()):
         job = compose.load(overrides, config_dir)
         Run.check_free(job.directory)
         config = job.config
@@ -50,7 +44,7 @@ def doctor(
         if as_json:
             print_line(json.dumps(_document(prepared, loading, sections), indent=2))
         else:
-            _show(prepared, loading, sections, (DOUBT, UNKNOWN) if quiet else (DOUBT, UNKNOWN, NOTE, OK))
+            _show(prepared, loading, sections)
 
 
 def _document(prepared: "Prepared", loading: float, sections: list[Section]) -> dict[str, Any]:
@@ -68,7 +62,7 @@ def _document(prepared: "Prepared", loading: float, sections: list[Section]) -> 
     }
 
 
-def _show(prepared: "Prepared", loading: float, sections: list[Section], verdicts: Sequence[str]) -> None:
+def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None:
     """Print how many doubts there are, then the findings, those to look at first."""
     config = prepared.session.config
     found = {verdict: len(_with(verdict, sections)) for verdict in (DOUBT, UNKNOWN, NOTE)}
@@ -78,7 +72,7 @@ def _show(prepared: "Prepared", loading: float, sections: list[Section], verdict
         f"{summary}: {config.task.name}, {config.objective.name}, {config.optimizer.name} on {_short(config)},"
         f" {device_name(prepared.session.loaded.device)}; loaded in {loading:.0f} s"
     )
-    for verdict in verdicts:
+    for verdict in (DOUBT, UNKNOWN, NOTE, OK):
         title = ""
         for section, finding in _with(verdict, sections):
             if section.title != title:

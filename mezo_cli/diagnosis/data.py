@@ -7,7 +7,6 @@ from mezo_cli.config.schema import Example, Splits, TaskConfig
 from mezo_cli.data.splits import describe, row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
-from mezo_cli.tasks.encoder import UNBOUNDED, max_row_length
 from mezo_cli.training.prepare import Prepared
 
 TITLE = "data"
@@ -136,31 +135,24 @@ def _check_prompts(section: Section, encoder: InputEncoder[Any], encoded: Mappin
 def judge_cut_prompts(section: Section, encoder: ClassificationEncoder, named: Named) -> None:
     """Encode rows of each split with and without a limit, and judge how many the limits cut."""
     unlimited, limit = encoder.without_limits(), encoder.max_length
-    figures: dict[str, dict[str, int]] = {}
-    lengths: list[int] = []
-    for split, examples in named.items():
+    cut, lengths = 0, list[int]()
+    for examples in named.values():
         some = examples[:: -(-len(examples) // LOOKED_AT) or 1]
         full, kept = ([len(row.input_ids) for row in one.encode_all(some)] for one in (unlimited, encoder))
-        cut = sum(long > short for long, short in zip(full, kept, strict=True))
-        figures[split] = {"rows": len(some), "of": len(examples), "cut": cut}
+        cut += sum(long > short for long, short in zip(full, kept, strict=True))
         lengths += full
     lengths.sort()
-    covers = lengths[min(len(lengths) - 1, int(COVERED * len(lengths)))]
-    rows, of, cut = (sum(split[key] for split in figures.values()) for key in ("rows", "of", "cut"))
-    text = f"no prompt is cut{'' if rows == of else f' among the {rows:,} of {of:,} that were looked at'}"
-    if cut:
-        text = f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are cut, by their limit or a sentence's own"
-    text += f": {lengths[len(lengths) // 2]} tokens in the median, {lengths[-1]} at most; the limit is {limit}"
-    takes, task = max_row_length(encoder.tokenizer, UNBOUNDED), encoder.task
-    advice = f"shorten the texts: the model takes no more than {takes:,} tokens, {covers:,} cover 99% of the prompts"
-    if limit < takes:
-        sentences = {"first_limit": task.first_limit, "other_limit": task.other_limit}
-        limits = [f"{name} {value}" for name, value in sentences.items() if value]
-        own = f", with task.{' and '.join(limits)}" if limits else ""
-        most = f"; the model takes {takes:,}" if takes < UNBOUNDED else ""
-        advice = f"raise the limits (now {limit} tokens{own}{most}): {covers:,} tokens cover 99% of the prompts"
-    figured = {"splits": figures, "limit": limit, "longest": lengths[-1], "covers": covers}
-    section.judge("cut_prompts", cut >= CUT * rows, text, advice, **figured)
+    rows, longest, covers = len(lengths), lengths[-1], lengths[int(COVERED * (len(lengths) - 1))]
+    text = (
+        f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are cut: {lengths[rows // 2]} tokens in the median,"
+        f" {longest} at most; the limit is {limit}"
+    )
+    advice = (
+        "raise the task's limits (max_length, first_limit, other_limit) as far as the model goes, or shorten the texts:"
+        f" {covers:,} tokens cover 99% of the prompts"
+    )
+    figures = {"cut": cut, "of": rows, "limit": limit, "longest": longest, "covers": covers}
+    section.judge("cut_prompts", cut >= CUT * rows, text, advice, **figures)
 
 
 def _plain(text: str) -> str:

@@ -54,20 +54,18 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
     """Score rows in a random order that the seed draws, until all are scored or the time is up."""
     objective, order = session.objective, np.random.RandomState(session.config.seed).permutation(len(rows))
     assert isinstance(objective, Classification)
-    columns = label_columns(session)
     scores: list[np.ndarray] = []
     words: torch.Tensor | None = None
     for start in range(0, len(order), BATCH):
         before, chosen = deadline.left, order[start : start + BATCH]
         batch = objective.collate([rows[i] for i in chosen])
         logits = objective.vocabulary_logits(batch)
-        vocabulary = None if logits is None else logits.log_softmax(-1)
-        own = vocabulary[:, columns] if vocabulary is not None and columns else objective.logits(batch)
+        own = objective.logits(batch)
         if not bool(own.isfinite().all()):
             raise not_finite_at_start(session.config)
         scores.append(own.cpu().numpy())
-        if vocabulary is not None:
-            words = vocabulary.exp().sum(dim=0) + (0 if words is None else words)
+        if logits is not None:
+            words = logits.softmax(-1).sum(dim=0) + (0 if words is None else words)
         if not deadline.allows(before - deadline.left):
             break
     joined = np.concatenate(scores)
@@ -75,22 +73,13 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
     return Scores(labels, joined, None if words is None else (words / len(joined)).float().cpu().numpy())
 
 
-def label_columns(session: Session) -> list[int]:
-    """Return the columns of the vocabulary that are the labels' scores; empty where a word has several tokens."""
-    ids = _label_tokens(session)
-    return [word[0] for word in ids] if all(len(word) == 1 for word in ids) else []
-
-
-def _label_tokens(session: Session) -> list[list[int]]:
-    return [list(word) if isinstance(word, (list, tuple)) else [int(word)] for word in session.encoder.label_ids]
-
-
 # --- the words ---
 
 
 def _report_words(section: Section, session: Session, seen: Scores) -> None:
     """Report the label words' tokens, what the model itself writes at their place, and how probable they are there."""
-    names, tokens = session.config.task.labels, _label_tokens(session)
+    names, ids = session.config.task.labels, session.encoder.label_ids
+    tokens = [list(word) if isinstance(word, (list, tuple)) else [int(word)] for word in ids]
     if not tokens:
         section.add(OK, "tokens", f"objective={session.config.objective.name} scores classes, not words")
         return

@@ -1,6 +1,6 @@
 """Measure backpropagation with checkpointed activations beside MeZO's step: the honest rival of its memory.
 
-    python -m mezo_cli.diagnosis.rival PARENT < config.yaml     # in a child process: three steps, and one line of JSON
+    python -m mezo_cli.diagnosis.rival < config.yaml     # in a child process: three steps, and one line of JSON
 
 Each method takes its steps in a process of its own, so that none sees the memory of another. The peak is that of the
 process (of the allocator on a GPU) beyond what it had after the imports, loading included.
@@ -8,12 +8,9 @@ process (of the allocator on a GPU) beyond what it had after the imports, loadin
 
 import importlib
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 
@@ -90,7 +87,7 @@ def _too_large(config: Config, session: Session) -> str:
 
 def _measured(config: Config, deadline: Deadline) -> Measured | str:
     """Return what a child process measures of a run's steps, or why it has not."""
-    command = [sys.executable, "-m", "mezo_cli.diagnosis.rival", str(os.getpid())]
+    command = [sys.executable, "-m", "mezo_cli.diagnosis.rival"]
     try:
         check_rules(config)
         text, left = to_yaml(config), max(deadline.left, 0.01)
@@ -135,16 +132,8 @@ def take_steps(config: Config) -> dict[str, float]:
     return {"peak_bytes": peak, "seconds": statistics.median(seconds[1:])}
 
 
-def _end_with(parent: int) -> None:
-    """End this process when the one that has started it is gone."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def main() -> None:
     """Read a config, take its steps, and print a line of JSON."""
-    threading.Thread(target=_end_with, args=[int(sys.argv[1])], daemon=True).start()
     system.import_torch()
     importlib.import_module("mezo_cli.commands.preload")  # what is imported later is no memory of the steps
     try:

@@ -59,15 +59,6 @@ def test_json_has_the_same_as_data_and_nothing_else_on_standard_output(roberta: 
     assert (plan["steps"], plan["forwards"]) == (20, 40)
 
 
-def test_quiet_prints_doubts_and_unknowns_below_the_verdict(roberta: Path, movies: Path) -> None:
-    given = words(roberta, movies, "data.train_size=8", "optimizer=mezo_adam", "--seconds", "0.2")
-    said = mezo("doctor", "-q", *given)
-    assert said.code == 0, said
-    lines = [line for line in said.out.splitlines()[2:] if line not in CHECKS]
-    assert {line[:10].strip() for line in lines} == {"doubt", "unknown", ""}
-    assert said.out.count("          -> ") >= said.out.count("  doubt  ") > 0
-
-
 def refused(*given: object) -> tuple[str, str]:
     """Return the error lines of doctor and of train."""
     results: list[Result] = [mezo(command, *given) for command in ("doctor", "train")]
@@ -127,7 +118,7 @@ def test_rewards_are_compared_over_members_in_place_of_the_signal(tmp_path: Path
 
 
 def test_an_eps_that_changes_no_completion_and_a_limit_that_cuts_all_are_doubted() -> None:
-    said = mezo("doctor", *REWARDED, "optimizer.eps=1e-7", "objective.max_new_tokens=2", "-q")
+    said = mezo("doctor", *REWARDED, "optimizer.eps=1e-7", "objective.max_new_tokens=2")
     assert said.code == 0, said
     told = " ".join(said.out.split())
     assert "doubt no signal: all of" in told

@@ -1,7 +1,6 @@
 """Balance, cut prompts, repeated and shared rows, empty texts: each doubt, and the sound case beside it."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -85,13 +84,13 @@ def test_a_sentence_that_is_cut_is_a_doubt_and_of_many_rows_some_are_looked_at(
     given = build_config([f"model.path={roberta}", "data=demo", "task.first_limit=4"])
     encoder = MlmEncoder(given.task, load_tokenizer(given.model, OBJECTIVES.implementation("mlm").model_kind))
 
-    def cut(examples: list[Example]) -> tuple[str, dict[str, Any]]:
+    def cut(examples: list[Example]) -> tuple[str, int, int]:
         found = judged(data.judge_cut_prompts, encoder, {"train": examples})
-        return found.verdict, found.figures["splits"]["train"]
+        return found.verdict, found.figures["cut"], found.figures["of"]
 
     good, long = Example(("good",), 0), Example(("good " * 9,), 0)
-    assert cut([good, good]) == (OK, {"rows": 2, "of": 2, "cut": 0})
-    assert cut([good, long]) == (DOUBT, {"rows": 2, "of": 2, "cut": 1})
+    assert cut([good, good]) == (OK, 0, 2)
+    assert cut([good, long]) == (DOUBT, 1, 2)
     assert encoder.tokenizer.model_max_length == 64  # `without_limits` leaves the tokenizer as it was
     monkeypatch.setattr(data, "LOOKED_AT", 2)
-    assert cut([good, long, good]) == (OK, {"rows": 2, "of": 3, "cut": 0})
+    assert cut([good, long, good]) == (OK, 0, 2)

@@ -1,19 +1,12 @@
 """Backpropagation beside MeZO's step: real steps in processes of their own, and what the figures say."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from mezo_cli.config.stored import to_yaml
 from mezo_cli.diagnosis import rival
 from mezo_cli.diagnosis.findings import NOTE, OK, UNKNOWN, Deadline, Finding, Section
-from tests.diagnosis.sessions import config, load, named
+from tests.diagnosis.sessions import load, named
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -60,19 +53,3 @@ def test_a_run_that_takes_no_step_of_mezo_has_no_rival(words: list[str], roberta
     section = Section("cost")
     rival.check(section, load(roberta, *words).session, Deadline(0.0))
     assert not section.findings
-
-
-@pytest.mark.slow
-def test_the_child_ends_with_its_parent(roberta: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(to_yaml(config(f"model.path={roberta}", "batch_size=100000")))
-    words = f"[{sys.executable!r}, '-m', 'mezo_cli.diagnosis.rival', str(os.getpid())]"
-    code = f"import os, subprocess; subprocess.run({words}, stdin=open(0))"
-    with open(tmp_path / "config.yaml") as text:
-        parent = subprocess.Popen([sys.executable, "-c", code], stdin=text)
-    while not (children := psutil.Process(parent.pid).children()):
-        time.sleep(0.05)
-    time.sleep(1.0)
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    _, alive = psutil.wait_procs(children, timeout=60)  # it imports torch first
-    assert not alive
