@@ -36,7 +36,7 @@ class Bench:
     Attributes:
         trials: values of lr in a grid.
         by_last_loss: whether the lr is chosen by the mean dev loss after the last step, not by the best dev score.
-        in_seconds: method -> `forwards=N` of its tests in the seconds that MeZO's take (time_methods.py).
+        in_seconds: method -> further overrides of its tests in the seconds that MeZO's take (time_methods.py).
     """
 
     out: Path
@@ -46,7 +46,7 @@ class Bench:
     trials: int
     seeds: Sequence[int]
     by_last_loss: bool = False
-    in_seconds: Mapping[str, str] = field(default_factory=dict)
+    in_seconds: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def sweep(self, folder: Path, words: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> bool:
         """Run what is left of the runs with these learning rates and seeds; return whether all have ended."""
@@ -68,8 +68,8 @@ class Bench:
         if best is not None and (even_at_end or not best[1]):
             self.sweep(self.out / name / f"test-{best[0]:.3g}", words, [best[0]], self.seeds)
             if name in self.in_seconds:
-                words = [*(word for word in words if not word.startswith("forwards=")), self.in_seconds[name]]
-                self.sweep(self.out / name / f"seconds-{best[0]:.3g}", words, [best[0]], self.seeds)
+                folder = self.out / name / f"seconds-{best[0]:.3g}"
+                self.sweep(folder, [*words, *self.in_seconds[name]], [best[0]], self.seeds)
 
 
 def grid(middle: float, trials: int) -> list[float]:
@@ -138,7 +138,7 @@ def main() -> None:
     plan = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))[args.bench]
     words, out = [*plan.get("words", ()), *args.words], args.out.absolute()
     by_last_loss = plan.get("by_last_loss", False)
-    seconds = {name: f"forwards={method['seconds']}" for name, method in plan["methods"].items() if "seconds" in method}
+    seconds = {name: method["seconds"] for name, method in plan["methods"].items() if "seconds" in method}
     runs = plan["tune_seeds"], plan["trials"], plan["seeds"]
     bench = Bench(out, plan["experiment"], words, *runs, by_last_loss, seconds)
     chosen = list(methods(plan, args.methods.split(",") if args.methods else ()))
