@@ -188,15 +188,11 @@ def tune(
         ),
     ] = None,
     trials: Annotated[int, typer.Option("--trials", help="How many trainings, those done before included.")] = 20,
-    goal: Annotated[
-        str,
-        typer.Option("--goal", help="score: the best metric on dev; loss: the lowest loss on dev; both after step 0."),
-    ] = "score",
     config_dir: ConfigDir = None,
     quiet: QuietTraining = False,
 ) -> None:
     """Search for learning rate, eps and other numbers with Optuna: one training per trial."""
-    raise typer.Exit(commands.tune.tune(overrides or [], config_dir, ranges or [], trials, goal, quiet))
+    raise typer.Exit(commands.tune.tune(overrides or [], config_dir, ranges or [], trials, quiet))
 
 
 @app.command(rich_help_panel="Use a run's weights")

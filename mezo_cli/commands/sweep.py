@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.config.compose import Job
-from mezo_cli.config.own_code import KEYS, check_stored, for_workers, split_own_code
+from mezo_cli.config.own_code import KEYS, OwnCode, check_stored, for_workers, split_own_code
 from mezo_cli.config.stored import is_same_run, read_config
 from mezo_cli.console import format_duration, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
@@ -77,9 +77,7 @@ def resume(
     check_stored([text for job in record.jobs for text in job.overrides], folder / sweep_record.NAME)
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
-    config_dir = None if config_dir is None else str(Path(config_dir).expanduser().absolute())
-    _, own = split_own_code(given)
-    check_given_again(folder, record.user_code, [*own, *([CONFIG_DIR] if config_dir else [])])
+    config_dir = check_given_again(folder, record.user_code, split_own_code(given)[1], config_dir)
     with training_output(quiet):
         with contextlib.chdir(record.cwd):  # relative paths in the overrides start there
             plan = plan_again(folder, record, given, config_dir, _log_validated)
@@ -120,12 +118,16 @@ def _check_same_runs(plan: SweepPlan) -> None:
                 )
 
 
-def check_given_again(folder: Path, needed: Sequence[str], given: Sequence[str]) -> None:
-    """Check that what jobs need of the user's own code is given again, on the command line or in the environment."""
+def check_given_again(folder: Path, needed: Sequence[str], own: OwnCode, config_dir: str | None) -> str | None:
+    """Check that what jobs need of the user's own code is given again, on the command line or in the environment.
+
+    Return the user's config folder as an absolute path.
+    """
     for name in needed:
-        if name not in given and not os.environ.get(KEYS.get(name, "")):
+        if not (name in own or (name == CONFIG_DIR and config_dir) or os.environ.get(KEYS.get(name, ""))):
             shown = f"{name} DIR" if name == CONFIG_DIR else f"{name}=..."
             raise UserError(f"{folder} was started with {name}, which is not stored: give it again, {shown}")
+    return None if config_dir is None else str(Path(config_dir).expanduser().absolute())
 
 
 def _run(plan: SweepPlan, record: SweepRecord, at_once: int, prints: bool, retry_failed: bool, quiet: bool) -> int:

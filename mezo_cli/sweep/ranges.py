@@ -1,17 +1,21 @@
-"""What `mezo tune` searches over: ranges of keys, `KEY=LOW:HIGH` or those around the defaults."""
+"""What `mezo tune` searches over, ranges of keys (`KEY=LOW:HIGH` or those around the defaults); and Optuna's study."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from mezo_cli.config.explain import key_schema
 from mezo_cli.config.schema import Config
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, install
+from mezo_cli.runs.sweep_record import STUDY
 
 if TYPE_CHECKING:
     import optuna
 
+NAME = "mezo"  # of the study, and of its attribute that has what is searched
 DEFAULTS = ("lr", "eps")  # settings of the optimizer, searched from a tenth of their value to ten times it
 LOG_FROM = 10.0  # a range whose ends differ by this factor is searched by the logarithm
 
@@ -75,3 +79,27 @@ def _parse_range(text: str) -> Range:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UserError(f"{shape}, LOW below HIGH")
     return Range(key, low, high, value_type)
+
+
+def open_study(folder: Path, order: int | None = None) -> "optuna.Study":
+    """Open the study of a search, or, where its order is given, create it: 1 where the highest value is the best."""
+    try:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+    except ModuleNotFoundError as error:
+        raise UserError(f"mezo tune needs Optuna: {install('tune')}") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = folder / STUDY
+    if order is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of parts that Optuna calls experimental
+            storage = JournalStorage(JournalFileBackend(str(path)))
+            if order is None:
+                return optuna.load_study(storage=storage, study_name=NAME)
+            direction: Literal["maximize", "minimize"] = "maximize" if order > 0 else "minimize"
+            return optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
+    except Exception as error:  # whatever it finds in a file that is damaged
+        raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error

@@ -10,8 +10,6 @@ from mezo_cli.config.schema import Config
 from mezo_cli.console import format_difference, format_score
 from mezo_cli.runs import Run
 
-Evaluations = Mapping[int, Mapping[str, Any]]  # step -> the fields of the evaluation's line in metrics.jsonl
-
 TIE = 1e-7  # of equal scores the one with the lower loss is better by less than two of these
 IMPROVED, WITHIN_NOISE, WORSE = "improved", "within_noise", "worse"
 NOT_IMPROVED, DIVERGED, NOT_COMPARED = "not_improved", "diverged", "not_compared"
@@ -56,11 +54,11 @@ def judge_difference(
     return WITHIN_NOISE, f"{text}, which has 0 in it"
 
 
-# --- the trials of a search: for `mezo tune`, and for its page ---
+# --- the trials of `mezo tune` ---
 
 
-def trained_evaluations(run: Run, steps: int) -> Evaluations:
-    """Return step -> the evaluation on dev of weights that the trial has trained: those after step 0.
+def trained_evaluations(run: Run, steps: int) -> dict[int, dict[str, Any]]:
+    """Return step -> the line of an evaluation on dev of weights that the trial has trained: those after step 0.
 
     Args:
         run: the trial's run.
@@ -69,26 +67,14 @@ def trained_evaluations(run: Run, steps: int) -> Evaluations:
     return {line["step"]: line for line in run.evaluations("dev") if line["step"] or not steps}
 
 
-def goal_metric(config: Config, goal: str) -> str:
-    """Return the metric of which a search seeks the best value; `config.order_of` says whether that is the highest."""
-    return "loss" if goal == "loss" else config.chosen_metric
-
-
-def value_of(line: Mapping[str, Any], config: Config, goal: str) -> float:
+def value_of(line: Mapping[str, Any], config: Config) -> float:
     """Return the one number by which evaluations are ordered; the loss decides between equal scores.
 
     TIE is below the step of any score that is a fraction of fewer than 5 million rows: the loss decides only ties.
     """
-    metric, loss = goal_metric(config, goal), float(line["loss"])
+    metric, loss = config.chosen_metric, float(line["loss"])
     tie = 0.0 if metric == "loss" else TIE * loss / (1 + abs(loss))
     return float(line[metric]) - config.order_of(metric) * tie
-
-
-def best_evaluation(run: Run, config: Config, goal: str) -> Mapping[str, Any] | None:
-    """Return the best evaluation of trained weights by the rule of `Config.rank`; None if there is none yet."""
-    metric = goal_metric(config, goal)
-    evaluations = trained_evaluations(run, config.steps).values()
-    return min(evaluations, key=lambda line: config.rank(line, metric), default=None)
 
 
 def end_of(run: Run) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from mezo_cli import runs
 from mezo_cli.config.compose import build_config
-from mezo_cli.training.verdict import best_evaluation
+from mezo_cli.training.verdict import trained_evaluations, value_of
 from tests.command_line import Result, error_line, mezo, small, start
 from tests.commands.sweeps import wait_until_it_trains
 
@@ -21,7 +21,7 @@ optuna = pytest.importorskip("optuna")
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
-RANGES = ("--range", "optimizer.lr=1e-3:1e-1", "--range", "optimizer.samples=1:3", "--goal", "loss")
+RANGES = ("--range", "optimizer.lr=1e-3:1e-1", "--range", "optimizer.samples=1:3", "metric=loss")
 
 
 def search(model: Any, movies: Path, folder: Path, *more: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_more_trials_go_on_and_another_search_is_refused(searched: tuple[Path, R
     folder = searched[0] / "more"
     shutil.copytree(searched[0] / "search", folder)
     words = search(roberta, searched[0] / "movies", folder)
-    for other in (RANGES[:2], (*RANGES[:-1], "score"), (*RANGES, "seed=3")):
+    for other in (RANGES[:2], RANGES[:-1], (*RANGES, "seed=3")):
         assert "with other settings or ranges" in error_line(mezo(*words, *other))
     said = mezo(*words, *RANGES, "--trials", "4", "-q")
     assert (said.code, said.err) == (0, ""), said
@@ -149,15 +149,16 @@ def test_the_seed_decides_what_is_drawn(searched: tuple[Path, Result], roberta: 
 def test_the_best_evaluation_of_a_trial(scores: list[tuple[float, float]], best: int | None) -> None:
     lines = [{"step": step, "accuracy": score, "loss": loss} for step, (score, loss) in enumerate(scores)]
     run: Any = SimpleNamespace(evaluations=lambda _: lines)
-    found = best_evaluation(run, build_config(["experiment=demo", "steps=4"]), "score")
-    assert (found and found["step"]) == best
+    config = build_config(["experiment=demo", "steps=4"])
+    values = {step: value_of(line, config) for step, line in trained_evaluations(run, config.steps).items()}
+    assert max(values, key=lambda step: values[step], default=None) == best
 
 
 @pytest.mark.slow
 def test_a_trial_is_pruned_by_its_metrics(roberta: Path, movies: Path, tmp_path: Path) -> None:
     """The median of five trials decides; the journal, the run and the tables say pruned."""
     folder = tmp_path / "search"
-    more = ("steps=60", "eval_every=4", "--range", "optimizer.lr=1e-5:1e-1", "--goal", "loss", "--trials")
+    more = ("steps=60", "eval_every=4", "--range", "optimizer.lr=1e-5:1e-1", "metric=loss", "--trials")
     assert mezo(*search(roberta, movies, folder, *more, "5")).code == 0
     said = mezo(*search(roberta, movies, folder, *more, "10"))
     assert said.code == 0, said
@@ -186,23 +187,6 @@ def test_a_trial_whose_loss_is_not_finite_is_the_worst(roberta: Path, movies: Pa
     assert "best: none" in mezo("resume", tmp_path / "search").out
 
 
-def test_with_metric_loss_the_lowest_is_the_best(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    """Without a goal of its own: the score of the search is then the dev loss."""
-    folder = tmp_path / "search"
-    words = search(roberta, movies, folder, "metric=loss", "--range", "optimizer.lr=1e-3:1e-1", "--trials", "3")
-    said = mezo(*words)
-    assert (said.code, said.err) == (0, ""), said
-    losses = {}
-    for trial in trials(folder):
-        lines = runs.Run(folder / str(trial.number)).evaluations("dev")
-        losses[trial.number] = min(line["loss"] for line in lines if line["step"])
-        assert trial.value == losses[trial.number]
-    assert len(set(losses.values())) == 3
-    best = min(losses, key=lambda number: losses[number])
-    assert study(folder).best_trial.number == best
-    assert said.out.splitlines()[-1].endswith(f"search/{best}")
-
-
 @pytest.mark.parametrize(
     ("more", "parts"),
     [
@@ -212,12 +196,11 @@ def test_with_metric_loss_the_lowest_is_the_best(roberta: Path, movies: Path, tm
         (["--range", "optimizer.lrr=1:2"], ["unknown key", "optimizer.lr"]),
         (["--range", "optimizer.noise=1:2"], ["takes a number"]),
         (["--range", "optimizer.samples=1:2.5"], ["whole numbers"]),
-        (["optimizer.lr=1e-3,1e-2"], ["one value per key", "--range optimizer.lr=LOW:HIGH"]),
+        (["optimizer.lr=1e-3,1e-2"], ["one value per key", "--range KEY=LOW:HIGH"]),
         (["hydra/launcher=basic"], ["one trial after the other"]),
         (["experiment=paper/mezo"], ["grid"]),
         (["max_seconds=5"], ["max_seconds"]),
         (["--trials", "0"], ["--trials 0"]),
-        (["--goal", "test"], ["allowed are score, loss"]),
     ],
 )
 def test_mistakes_end_in_one_line(more: list[str], parts: list[str], tmp_path: Path) -> None:
