@@ -167,18 +167,13 @@ def mapped_files() -> list[tuple[int, int, int, str]]:
     return [(int(first, 16), int(last, 16), int(offset, 16), path) for (first, last), offset, path in private]
 
 
-def private_file_mappings() -> list[tuple[int, int]]:
-    """Return (first, last + 1) address of each file that is mapped privately into this process; none outside Linux."""
-    return [(first, last) for first, last, _, _ in mapped_files()]
-
-
-def release_mapped_pages(address: int, size: int, mappings: list[tuple[int, int]]) -> None:
-    """Release the memory of a part of a mapped file, `size` bytes at `address`; ignore other memory.
+def release_mapped_pages(address: int, size: int, mapped: list[tuple[int, int, int, str]]) -> None:
+    """Release the memory of a part of one of the mapped files, `size` bytes at `address`; ignore other memory.
 
     A checkpoint is mapped as a whole, and its pages stay in memory while any tensor of it is in use. Written ones have
     been copied. Only whole pages inside the part are released; to read them again reads the file.
     """
-    if any(low <= address and address + size <= high for low, high in mappings):
+    if any(low <= address and address + size <= high for low, high, *_ in mapped):
         give_pages_back(address, size)
 
 
@@ -192,7 +187,7 @@ def give_pages_back(address: int, size: int) -> None:
 def release_file_pages(tensor: Any) -> None:
     """Release the memory of a tensor of a mapped checkpoint that has been converted, if it is one of 64 kB or more."""
     if tensor.device.type == "cpu" and tensor.nbytes >= 1 << 16 and tensor.is_contiguous():
-        release_mapped_pages(tensor.data_ptr(), tensor.nbytes, private_file_mappings())
+        release_mapped_pages(tensor.data_ptr(), tensor.nbytes, mapped_files())
 
 
 def reset_peak_memory() -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 # Before torch is imported anywhere: parallel tests on few cores must not each take all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -119,25 +120,23 @@ def no_collection_in_each_run() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_look_at_mapped_files() -> Iterator[Callable[[], list[tuple[int, int]]]]:
+def no_look_at_mapped_files() -> Iterator[Callable[[], Any]]:
     """Keep the pages of model files in memory, as outside Linux: to list the maps of a process takes milliseconds."""
     from mezo_cli import system
     from mezo_cli.perturb import storage
 
-    listing = system.private_file_mappings
+    listing = system.mapped_files
     with pytest.MonkeyPatch.context() as patch:
         for module in (system, storage):
-            patch.setattr(module, "private_file_mappings", lambda: [])
+            patch.setattr(module, "mapped_files", lambda: [])
         yield listing
 
 
 @pytest.fixture
-def released_pages(
-    no_look_at_mapped_files: Callable[[], list[tuple[int, int]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def released_pages(no_look_at_mapped_files: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Release the pages of model files, as a run does: for a test of its memory."""
     for module in ("mezo_cli.system", "mezo_cli.perturb.storage"):
-        monkeypatch.setattr(f"{module}.private_file_mappings", no_look_at_mapped_files)
+        monkeypatch.setattr(f"{module}.mapped_files", no_look_at_mapped_files)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,7 @@ def execute(
     run: Run,
     config: Config,
     console: Console,
-    prepare: Callable[[], None] = lambda: None,
+    prepare: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
@@ -31,7 +31,8 @@ def execute(
         prepare: called first; if it raises, the run is recorded as failed.
     """
     with run.tracked():
-        prepare()
+        if prepare is not None:
+            prepare()
         run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()
         from mezo_cli.training import loop, rate  # they import torch

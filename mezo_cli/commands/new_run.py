@@ -1,6 +1,7 @@
 """Check what a new run needs besides valid settings, before its directory is made."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.own_code import check_server_given
@@ -19,7 +20,7 @@ def check_new_run(config: Config) -> None:
         if config.data.keep is not None:
             from mezo_cli.training.forgetting import read_kept_rows
 
-            read_kept_rows(config, encoder.tokenizer)
+            read_kept_rows(config, Path(config.data.keep), encoder.tokenizer)
 
 
 def check_reward(config: Config) -> None:

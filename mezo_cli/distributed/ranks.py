@@ -254,9 +254,6 @@ class Ranks:
 class Alone(Ranks):
     """A process that works alone: all is its own, and nothing is exchanged."""
 
-    def start(self, config: Config) -> None:
-        """There is nothing to open."""
-
     def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
         """Return the values as they are, on their device and with their graph."""
         return values

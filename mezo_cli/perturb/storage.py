@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.perturb.noise.spans import Segment, tiles_of
-from mezo_cli.system import private_file_mappings, release_mapped_pages, trim_malloc
+from mezo_cli.system import mapped_files, release_mapped_pages, trim_malloc
 
 # Elements of a segment (128 MB in float32). A launch over one takes far longer than to start it. While a segment is
 # filled its tensors exist twice on a GPU, so it is a small part of a large model.
@@ -61,7 +61,7 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
         return Segment(first.view(-1), shapes, tile)
     total = sum(tiles_of(p.numel(), tile) for p in tensors.values()) * tile
     flat, begin = torch.empty(total, dtype=first.dtype, device=first.device), 0
-    mappings = private_file_mappings() if first.device.type == "cpu" else []
+    mapped = mapped_files() if first.device.type == "cpu" else []
     untrimmed = 0  # bytes of old memory that malloc may still hold
     for p in tensors.values():
         end = begin + tiles_of(p.numel(), tile) * tile
@@ -72,8 +72,8 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
         # As a storage of its own, where torch can: `save_pretrained` copies all tensors that are parts of one storage,
         # which would take the memory of a second model.
         p.data = torch.from_dlpack(view) if view.device.type in ("cpu", "cuda") else view
-        if mappings and old.is_contiguous():
-            release_mapped_pages(old.data_ptr(), old.nbytes, mappings)
+        if mapped and old.is_contiguous():
+            release_mapped_pages(old.data_ptr(), old.nbytes, mapped)
         del old
         begin = end
         untrimmed += view.nbytes

@@ -60,12 +60,6 @@ class Evaluations:
         self.dev |= dev
         self.best = restore.best_step(self.run_log.config, self.dev)
 
-    @property
-    def is_out_of_patience(self) -> bool:
-        """Whether `patience` evaluations have not been better than the best."""
-        patience = self.run_log.config.patience
-        return patience is not None and sum(step > self.best for step in self.dev) >= patience
-
     def on_dev(self, session: Session, progress: ProgressReporter, *, is_last: bool = False) -> None:
         """Evaluate on dev and save checkpoints, if they are due at the current step, or the run ends with it.
 

@@ -117,8 +117,8 @@ def find_stop_reason(scores: Evaluations, divergence: Divergence) -> str | None:
         return None
     if config.stop_on_divergence is not False and divergence.reason is not None:
         return "divergence"
-    if scores.is_out_of_patience:
-        return "patience"
+    if config.patience is not None and sum(step > scores.best for step in scores.dev) >= config.patience:
+        return "patience"  # so many evaluations have not been better than the best
     if config.max_seconds is None or run_log.started is None:
         return None
     is_over = time.perf_counter() - run_log.started >= config.max_seconds
@@ -173,7 +173,8 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
         if is_new and (fitted := find_method(config.peft).fit(session, rows["train"])) is not None:
             run.update(fitted=fitted)
         run.update(**session.objective.check_start([row for of_split in rows.values() for row in of_split]))
-        if is_new and config.steps and session.optimizer.replayable:
+        is_rounded = session.forward.compute_dtype != torch.float32
+        if is_new and is_rounded and config.steps and session.optimizer.replayable:
             numbers = sampler.batch(0)
             precision.check(session, session.loss_of([rows["train"][i] for i in numbers], sampler.weights(numbers)))
     check_same_weights(session)

@@ -45,9 +45,7 @@ class Agreement:
 
 
 def check(session: Session, loss_fn: LossFn) -> None:
-    """Log the relative error that the compute dtype causes, as a warning if it is large. Skipped for float32."""
-    if session.forward.compute_dtype == torch.float32:
-        return
+    """Log the relative error that the compute dtype causes, as a warning if it is large."""
     eps, dtype = zeroth_order(session.config.optimizer).eps, session.forward.compute_dtype
     exact = projected_grads(session, loss_fn, eps, torch.float32)
     error = agreement(projected_grads(session, loss_fn, eps, dtype), exact).relative_error

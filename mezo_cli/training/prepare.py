@@ -17,7 +17,7 @@ from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
-from mezo_cli.distributed.ranks import ALONE, Ranks, current
+from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.errors import RunFailed, UserError, first_line
 from mezo_cli.models.quantized import row_factors
 from mezo_cli.models.streaming import streamed_layers
@@ -84,12 +84,14 @@ def prepare(
         trains: steps will be taken. The weights are then compared among the ranks where nothing changes them any more.
     """
     ranks = current()
-    if not ranks.split:
+    if ranks.size > 1 and not ranks.split:
         ranks.start(config)
     found = data.load_splits(config) if splits else Splits([], [], None)
     ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
     if trains:
-        check_share_of_rows(min(config.batch_size, len(found.train)), ranks)
+        rows = min(config.batch_size, len(found.train))
+        if ranks.split == "rows" and rows < ranks.size:
+            raise UserError(f"distributed.split=rows: a step has {rows} rows, fewer than {ranks.size} ranks")
     if check is not None:
         check(found)
     session = load_session(config, trains=trains) if load is None else load()
@@ -99,19 +101,14 @@ def prepare(
     if not trains:
         check_same_weights(session)
         return prepared
-    prepared.kept = read_kept_rows(config, session.loaded.tokenizer)
+    if config.data.keep is not None:
+        prepared.kept = read_kept_rows(config, Path(config.data.keep), session.loaded.tokenizer)
     sizes = {name: p.numel() for name, p in session.params.tensors.items()}
     train = prepared.rows["train"]
     with explain_device_errors("before the first step", smaller_batches(config)):
         prepared.unreachable = {name: sizes[name] for name in session.exclude_unreachable(train[0])}
         prepared.states_bytes = session.keep_states(train, prepared.rows["dev"]) if config.steps else 0
     return prepared
-
-
-def check_share_of_rows(rows: int, ranks: Ranks) -> None:
-    """Check that ranks that share the rows of a step have one each at least."""
-    if ranks.split == "rows" and rows < ranks.size:
-        raise UserError(f"distributed.split=rows: a step has {rows} rows, fewer than {ranks.size} ranks")
 
 
 def check_same_weights(session: Session, step: int = 0) -> None:

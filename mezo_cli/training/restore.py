@@ -71,7 +71,7 @@ def dev_evaluations(
 
 def best_step(config: Config, evaluations: Mapping[int, Mapping[str, Any]]) -> int:
     """Return the step with the best value of the chosen metric; of equal ones the lower loss, then the earlier step."""
-    return min(evaluations, key=lambda step: (*config.rank(evaluations[step]), step))
+    return min((*config.rank(line), step) for step, line in evaluations.items())[-1]
 
 
 def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> Session:

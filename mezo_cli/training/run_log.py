@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +26,7 @@ from mezo_cli.training.session import Session
 SYNC_SECONDS = 30.0  # the most that a power cut can cost between two evaluations
 
 
-class RunLog:
+class RunLog(contextlib.AbstractContextManager["RunLog"]):
     """The open files and the loggers of a run, its step and its clock. As a context manager it closes them.
 
     Each of the ranks that share a run has one; `run` writes on rank 0 alone. The model is not part of it: the methods
@@ -62,7 +63,7 @@ class RunLog:
         """Begin a new run: save the initial weights that the base model does not have, and begin the trajectory."""
         loaded = session.loaded
         self.run.save_initial_state(
-            lambda path: models.save_initial_state(loaded.model, loaded.fresh, path, loaded.fresh_rows)
+            partial(models.save_initial_state, loaded.model, loaded.fresh, rows=loaded.fresh_rows)
         )
         fingerprint = models.fingerprint(loaded.model)
         self.run.update(weights_fingerprint=fingerprint)
@@ -94,9 +95,6 @@ class RunLog:
         self._seconds_before = max((float(line["seconds"]) for line in lines), default=0.0)
         self._start_time = time.perf_counter()
         return lines
-
-    def __enter__(self) -> "RunLog":
-        return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

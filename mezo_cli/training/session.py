@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mezo_cli.config.schema import Config, Example
@@ -51,12 +52,10 @@ class Session:
         rows' losses, None for 1.
         """
         ranks = self.ranks if self.ranks.split == "rows" else ALONE
-        return BatchLoss(self.objective, self.micro_batches(ranks.own(rows)), ranks, len(rows), weights)
-
-    def micro_batches(self, rows: Sequence[Any]) -> list[Any]:
-        """Collate rows as batches of `micro_batch_size` rows: the whole batch as one where that is null."""
-        size = self.config.micro_batch_size or len(rows)
-        return [self.objective.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
+        own = ranks.own(rows)
+        size = self.config.micro_batch_size or len(own)
+        batches = [self.objective.collate(own[start : start + size]) for start in range(0, len(own), size)]
+        return BatchLoss(self.objective, batches, ranks, len(rows), weights)
 
     def step(self, rows: Sequence[Any], step: int, weights: Sequence[float] | None = None) -> StepResult:
         """Do step number `step` (from 0) on a batch of rows, whose losses have these weights (None for 1)."""
@@ -70,7 +69,7 @@ class Session:
         """Exclude the parameters that the loss of a row does not depend on; return their names."""
         frozen = self.objective.frozen if self.config.model.cache_frozen == "auto" else None
         with nullcontext() if frozen is None else frozen.find():
-            return self.forward.select_reachable(lambda: self.objective.outputs(self.objective.collate([row])))
+            return self.forward.select_reachable(partial(self.objective.outputs, self.objective.collate([row])))
 
     def keep_states(self, *splits: Sequence[Any]) -> int:
         """Keep what frozen layers compute for all rows of a split, from when they are first needed.
