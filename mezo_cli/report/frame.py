@@ -49,7 +49,7 @@ class Entry:
         metric: by which the best checkpoint is chosen.
         shots: training rows per label; None for all rows.
         data_seed: the seed that the training rows were drawn with.
-        verdict: what came of the training: improved, not_improved or diverged; None where summary.json does not say it.
+        verdict: what came of the training: improved, not_improved or diverged; None where no file says it.
         picked_start: whether the result is that of step 0, the model before training, although steps were taken.
         seeds: the run's seed, with the data seed where that is another one: `1 (data 13)`.
         data: the fingerprint of its data; None where run.json has none.
@@ -72,7 +72,7 @@ class Entry:
         self.summary, self.scores, self.finished = summary, scores, status == "finished"
         self.location, self.settings = relative_path(run.path), flatten(config)
         self.metric, self.model = config.chosen_metric, Path(config.model.path).name
-        self.verdict, self.picked_start = summary.get("verdict"), picked_start(summary)
+        self.verdict, self.picked_start = summary.get("verdict", info.get("verdict")), picked_start(summary)
         self.shots, self.data_seed = config.data.shots, config.data_seed
         folder = Path(data_dir(config.data) or ".")
         few_shot = None if self.shots is not None else FEW_SHOT_FOLDER.fullmatch(folder.name)
@@ -202,7 +202,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     entries, warnings = [], []
     for run in runs.values():
         try:
-            entries.append(_read(run))
+            entries.append(read_entry(run))
         except (UserError, OSError) as error:
             warnings.append(left_out(run, error))
     return entries, warnings
@@ -221,22 +221,25 @@ def no_runs(folders: Iterable[Path], warnings: list[str]) -> UserError:
 
 def read_run(path: Path) -> Entry:
     """Return the run in a directory."""
-    return _read(Run.open(path))
+    return read_entry(Run.open(path))
 
 
-def _read(run: Run) -> Entry:
+def read_entry(run: Run) -> Entry:
+    """Return a run as its files are now; nothing is repaired."""
     info, text = run.read()
     config, status = read_config(run.path / "config.yaml", text), run.status(info)
-    summary = run.read_summary() if status == "finished" else {}
-    if status == "finished":
-        steps = [int(summary.get("steps", config.steps))]
-        if config.optimizer.replayable:
-            trajectory.check_length(run.trajectory, steps[0])
-    else:
-        steps = [trajectory.count_steps(run.trajectory), *(line["step"] for line in run.lines)]
+    finished = status == "finished"
+    summary = run.read_summary() if finished else {}
+    done = int(summary.get("steps", config.steps)) if finished else trajectory.count_steps(run.trajectory)
+    if finished and config.optimizer.replayable:
+        trajectory.check_length(run.trajectory, done)
     scores = {split: metrics_of(summary[split]) for split in ("dev", "train", "test") if summary.get(split) is not None}
     for split in ["dev"] * bool(summary) + list(scores):
         if not {config.chosen_metric, "loss"} <= set(scores.get(split, ())):
             path = run.path / "summary.json"
             raise UserError(f"{path} is damaged: {split} lacks {config.chosen_metric} or loss")
-    return Entry(run, config, info, status, max(steps), summary, scores)
+    entry = Entry(run, config, info, status, done, summary, scores)
+    if not finished:
+        logged, evaluations = entry.metrics
+        entry.steps_done = int(max([done, *logged.get("step", ())[-1:], *(line["step"] for line in evaluations)]))
+    return entry

@@ -9,7 +9,7 @@ Every setting has one of three parts:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -163,9 +163,9 @@ def choice_values(group: str, name: str) -> Mapping[str, Any]:
 # --- differences between runs ---
 
 
-def fill(runs: Sequence[Mapping[str, Any]], default: Callable[[str], Any] = lambda key: None) -> list[dict[str, Any]]:
-    """Return the settings of runs, by dotted key, each with the keys of all; `default` of a key that a run has not."""
-    missing = {key: default(key) for key in dict.fromkeys(key for run in runs for key in run)}
+def fill(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the settings of runs, by dotted key, each with the keys of all: None where a run has not a key."""
+    missing = dict.fromkeys(key for run in runs for key in run)
     return [{**missing, **run} for run in runs]
 
 

@@ -81,7 +81,7 @@ def test_a_damaged_finished_run_is_named(name: str, tmp_path: Path) -> None:
 def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four runs: two finished, one interrupted, one damaged."""
     folder = tmp_path_factory.mktemp("some")
-    window = {"optimizer.name": "mezo_adam", "optimizer.window": 4}
+    window = {"optimizer.name": "mezo_adam", "optimizer.noise": "rademacher", "optimizer.window": 4}
     make_run(folder / "mezo", DEMO, dev=0.8, test=0.7, grads=[1.0] * 12)
     make_run(folder / "adam_window", {**DEMO, **window}, dev=0.7, test=0.9)
     make_run(folder / "momentum", {**DEMO, "optimizer.name": "mezo_momentum"})
