@@ -40,7 +40,7 @@ def _compile_noise(session: Session, row: TokenizedExample) -> None:
     z, loss_fn = Direction(session.config.seed, 0), session.loss_of([row])
     for dtype in DTYPES.values():
         with session.forward.using_compute_dtype(dtype):
-            spsa(session.forward, loss_fn, z, zeroth_order(session.config.optimizer).eps)
+            spsa(session.forward, loss_fn, [z], zeroth_order(session.config.optimizer).eps)
     session.params.update([(z, 0.0)], [1.0])
 
 

@@ -150,7 +150,7 @@ def measure(prepared: Prepared, points: Iterator[Point], deadline: Deadline) -> 
                 losses[point] = (float(loss_fn()),) * 2
             else:
                 z = Direction(session.config.seed, point.direction)
-                losses[point] = spsa(session.forward, loss_fn, z, point.eps)[:2]
+                losses[point] = spsa(session.forward, loss_fn, [z], point.eps)[0][:2]
         seconds = time.perf_counter() - start
         taken[way] = min(seconds, taken.get(way, seconds))
     return losses

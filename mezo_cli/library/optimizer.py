@@ -16,7 +16,7 @@ from mezo_cli.errors import UserError, join
 from mezo_cli.library.first_step import Closure, find_uncovered, loss_with_graph, to_tensor
 from mezo_cli.library.settings import METHOD, ParamsArgument, StepSettings, Updates, check_settings, to_groups
 from mezo_cli.library.trajectory import make_header, open_writer
-from mezo_cli.optim.mezo import MezoResult, spsa_per_direction
+from mezo_cli.optim.mezo import MezoResult, spsa
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction, make_noise, to_float32
 from mezo_cli.perturb.params import Params
@@ -150,7 +150,7 @@ class MezoOptimizer(torch.optim.Optimizer):
             n, seed = self._updates.samples(self.steps), self.settings.seed
             directions = [Direction(seed, self.steps, sample) for sample in range(n)]
             losses = partial(self.forward.forward_per_sign, lambda: to_tensor(closure()))
-            results = spsa_per_direction(self.forward, losses, directions, self.settings.eps)
+            results = spsa(self.forward, losses, directions, self.settings.eps)
         plus, minus, grads = zip(*results, strict=True)
         result = MezoResult.of(plus, minus, grads, to_float32(_base_lr(self.param_groups)))
         if not all(map(math.isfinite, result.recorded)):

@@ -13,7 +13,7 @@ nothing and defers its decay. The next step with a g that is not 0 applies the d
 
     theta <- theta - D theta + c z,   D = 1 - prod_i (1 - lr_i wd)
 
-D is a function of the records alone (perturb/decay.py). What is deferred when a run ends is not applied; if the run is
+D is a function of the records alone (perturb/params.py). What is deferred when a run ends is not applied; if the run is
 resumed with more steps, their first g that is not 0 applies it.
 
 `clip_g` bounds each |g| (`Clip`). A step costs 2 n_t forwards with perturbed weights, and one pass over theta that
@@ -53,15 +53,10 @@ class MezoResult(StepResult):
         return cls(sum(of_signs.values()) / 2, recorded, lr, others)
 
 
-def spsa(forward: "PerturbedForward", loss_fn: LossFn, z: Direction, eps: float) -> tuple[float, float, float]:
-    """Return L(theta + eps z), L(theta - eps z) and the projected gradient along z (paper, Definition 1)."""
-    return spsa_per_direction(forward, loss_fn, [z], eps)[0]
-
-
-def spsa_per_direction(
-    forward: "PerturbedForward", loss_fn: LossFn, directions: list[Direction], eps: float
+def spsa(
+    forward: "PerturbedForward", loss_fn: LossFn, directions: Sequence[Direction], eps: float
 ) -> list[tuple[float, float, float]]:
-    """Return what `spsa` does for each direction.
+    """Return L(theta + eps z), L(theta - eps z) and g along the z of each direction (paper, Definition 1).
 
     `forward` draws z for each module's weights as the module runs; theta is not written. The losses of all directions
     are read at once: this is where the host waits for the device, once per step. Where ranks share the directions, each
@@ -190,7 +185,7 @@ class Mezo(ZerothOrder):
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> MezoResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""
         directions = [Direction(self.seed, step, sample) for sample in range(self.samples(step))]
-        plus, minus, grads = zip(*spsa_per_direction(forward, loss_fn, directions, self.config.eps), strict=True)
+        plus, minus, grads = zip(*spsa(forward, loss_fn, directions, self.config.eps), strict=True)
         result = MezoResult.of(plus, minus, grads, self.lr(step))
         if all(map(math.isfinite, result.recorded)):  # else theta is left as it was, and the loop ends the run
             self.apply_updates(forward.params, [(step, result.recorded, result.lr)])

@@ -46,7 +46,7 @@ class Header:
         settings: the optimizer's settings and the number of steps of the run.
         dtype: how theta is stored.
         rounding: how an update is rounded to it; `ROUNDINGS` has that of each dtype.
-        decay: `float64`, in which weight decay is computed (see perturb/decay.py); None for a run without.
+        decay: `float64`, in which weight decay is computed (see perturb/params.py); None for a run without.
         scalars: what the records hold, as the optimizer names it.
         clip: `clip_g` and `clip_window` of the settings; None where g is not clipped.
         nonnegative: the tensors of which a step's update ends with max(theta, 0); None: there are none.

@@ -15,7 +15,7 @@ import torch
 
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.optim import LossFn
-from mezo_cli.optim.mezo import spsa_per_direction
+from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.session import Session
 
@@ -81,7 +81,7 @@ def projected_grads(session: Session, loss_fn: LossFn, eps: float, dtype: torch.
     count = 2 if session.config.model.stream else DIRECTIONS
     with session.forward.using_compute_dtype(dtype):
         directions = [Direction(session.config.seed, step) for step in range(count)]
-        return [g for _, _, g in spsa_per_direction(session.forward, loss_fn, directions, eps)]
+        return [g for _, _, g in spsa(session.forward, loss_fn, directions, eps)]
 
 
 def agreement(rounded: Sequence[float], exact: Sequence[float]) -> Agreement:

@@ -52,7 +52,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, directions: int) -> np.ndarray:
     for k in range(directions):
         for batch in batches_of(k, whole=False):
             of_batch = loss(batch_gradient(batch))
-            plus, minus, _ = spsa(forward, of_batch, Direction(0, k), EPS)
+            ((plus, minus, _),) = spsa(forward, of_batch, [Direction(0, k)], EPS)
             found[Point(k, batch, EPS, "float32")] = plus, minus
             found[Point(-1, batch, 0.0, "float32")] = (float(of_batch()),) * 2
     return whole_directions(found, EPS, whole=False)

@@ -246,12 +246,12 @@ def test_a_run_resumed_among_steps_without_a_gradient_defers_their_decay(
     words: list[str], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their losses are equal, as those of an accuracy are."""
-    plain, flat = mezo_module.spsa_per_direction, range(4, 8)
+    plain, flat = mezo_module.spsa, range(4, 8)
 
     def spsa(forward: Any, loss_fn: Any, directions: list[Any], eps: float) -> Any:
         return [(0.7, 0.7, 0.0)] if directions[0].step in flat else plain(forward, loss_fn, directions, eps)
 
-    monkeypatch.setattr(mezo_module, "spsa_per_direction", spsa)
+    monkeypatch.setattr(mezo_module, "spsa", spsa)
     common = ["optimizer.weight_decay=0.1", "optimizer.lr=1e-5", "steps=10", "eval_every=6", *words]
     assert mezo("train", *small(roberta, movies, tmp_path / "whole", *common)).code == 0
     with pytest.MonkeyPatch.context() as patch:

@@ -32,7 +32,6 @@ ROUND = (1 << 32) - 1  # in the place of a sample's number, which is never as la
 PER_BLOCK = 4 * 2 * LANES  # elements per block of words: one word serves two
 MAX_ELEMENTS = 1 << 20  # per call on a CPU
 STEPS = SmallTensors(step_sample, 64)  # what the kernels read per step; a pass over the storage begins by `begin_pass`
-HALF_DTYPES = (torch.bfloat16, torch.float16)
 KEPT_BITS = {"bfloat16": -(1 << 16), "float16": -(1 << 13)}  # masks of a float32
 
 
