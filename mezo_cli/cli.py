@@ -27,7 +27,6 @@ from mezo_cli.errors import (
 )
 from mezo_cli.system import (
     IN_SWEEP,
-    LOST_OUTPUT,
     discard_output,
     logs_without_credentials,
     package_version,
@@ -89,9 +88,7 @@ def options(
 def train(
     overrides: Overrides = None,
     multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")] = False,
-    cfg: Annotated[
-        str | None, typer.Option("--cfg", metavar="job", help="Print the composed config and stop; also hydra, all.")
-    ] = None,
+    cfg: Annotated[str | None, typer.Option("--cfg", metavar="job", help="Print the composed config and stop.")] = None,
     config_dir: ConfigDir = None,
     retry_failed: RetryFailed = False,
     jobs: Jobs = 1,
@@ -121,8 +118,8 @@ def train(
     All keys: docs/reference/config.md; as composed: --cfg job.
     Tab completes keys and choices after mezo --install-completion.
     """
-    if cfg is not None and cfg not in ("job", "hydra", "all"):
-        raise UserError(f"--cfg {cfg}: allowed are job, hydra, all")
+    if cfg not in (None, "job"):
+        raise UserError(f"--cfg {cfg}: allowed is job")
     if cfg is not None and multirun:
         raise UserError("--cfg prints the config of one job: leave -m out")
     if retry_failed and not multirun:
@@ -133,7 +130,7 @@ def train(
         check_command("train -m")
         raise typer.Exit(commands.sweep.sweep(overrides or [], config_dir, jobs, prints, retry_failed, quiet))
     if cfg is not None:
-        commands.train.show_config(overrides or [], config_dir, cfg)
+        commands.train.show_config(overrides or [], config_dir)
     else:
         commands.train.train(overrides or [], config_dir, quiet)
 
@@ -352,9 +349,8 @@ def main(run: Callable[..., Any] = app) -> None:
 
 def _run(run: Callable[..., Any]) -> NoReturn:
     try:
-        _check_working_directory()
         status = run(args=sys.argv[1:] or ["--help"], prog_name="mezo", standalone_mode=False)
-        _flush_output()
+        sys.stdout.flush()
     except UserError as error:
         _fail(str(error), 2)
     except RunFailed as error:
@@ -372,34 +368,12 @@ def _run(run: Callable[..., Any]) -> NoReturn:
         sys.exit(1)
     except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
         if error.errno in FULL and error.filename is None:
-            LOST_OUTPUT.clear()
+            discard_output(sys.stdout)
             _fail(f"standard output: cannot be written: {error.strerror}", 1)
         _fail(str(error), 1 if error.errno in FULL else 2)
     if status == 130:  # newer Typers answer Ctrl-C themselves
         _fail("interrupted", 130)
     sys.exit(status or 0)
-
-
-def _flush_output() -> None:
-    """Write what is buffered for standard output; raise what could not be written, now or in a log line before."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        LOST_OUTPUT.append(error)
-    if LOST_OUTPUT:
-        lost = LOST_OUTPUT[0]
-        LOST_OUTPUT.clear()
-        discard_output(sys.stdout)
-        raise lost
-
-
-def _check_working_directory() -> None:
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UserError("the working directory does not exist any more; change to one that does (cd)") from error
 
 
 def _usage(error: Any) -> str:

@@ -22,8 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from mezo_cli.errors import FULL, without_credentials
-from mezo_cli.system import LOST_OUTPUT, discard_output
+from mezo_cli.errors import without_credentials
+from mezo_cli.system import discard_output
 
 log = logging.getLogger("mezo")
 
@@ -280,17 +280,11 @@ class LogFormatter(logging.Formatter):
 
 
 class _PlainHandler(logging.StreamHandler):
-    """Plain log lines. Neither a closed pipe (`| head`) nor a full disk stops a run: train.log has every line.
-
-    The command reports the full disk when it ends.
-    """
+    """Plain log lines. Neither a closed pipe (`| head`) nor a full disk stops a run: train.log has every line."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
+        if not isinstance(sys.exception(), OSError):
             super().handleError(record)
-        elif error.errno in FULL and self.stream is sys.stdout:
-            LOST_OUTPUT.append(error)
 
 
 @contextmanager

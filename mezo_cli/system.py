@@ -29,7 +29,6 @@ LIBRARY_DEFAULTS = {
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 IN_SWEEP = "MEZO_IN_SWEEP"  # set for the processes of jobs: the process of the sweep says how to go on
-LOST_OUTPUT: list[OSError] = []  # why log lines could not be written to standard output
 PACKAGE = Path(__file__).resolve().parent
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from tests.command_line import environment, error_line, mezo, process, small
+from tests.command_line import environment, mezo, process, small
 
 # Python runs a `sitecustomize` that it finds before anything else.
 INTERRUPT = """
@@ -83,15 +83,6 @@ def test_ctrl_c_while_a_finalizer_runs_is_not_lost() -> None:
 
     result = mezo(run=run)
     assert (result.code, result.err) == (130, "error: interrupted\n")
-
-
-def test_a_deleted_working_directory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    for words in (["train", "experiment=demo"], ["data"], ["eval", str(tmp_path)], ["runs", str(tmp_path)]):
-        assert "the working directory does not exist any more" in error_line(mezo(*words))
 
 
 @pytest.mark.slow

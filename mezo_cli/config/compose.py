@@ -70,13 +70,13 @@ def build_config(overrides: Sequence[str], config_dir: str | None = None) -> Con
     return load(overrides, config_dir).config
 
 
-def show_config(overrides: Sequence[str], config_dir: str | None, what: str) -> str:
-    """Return the composed config as YAML: `job` without Hydra's own part, `hydra` that alone, `all` both."""
+def show_config(overrides: Sequence[str], config_dir: str | None) -> str:
+    """Return the composed config as YAML, without Hydra's own part."""
     with hydra_session() as hydra:
         node, job = _load(overrides, config_dir)
         for key, value in to_dict(job.config).items():
             OmegaConf.update(node, key, value, merge=False, force_add=True)
-        return OmegaConf.to_yaml(hydra.get_sanitized_cfg(node, what))
+        return OmegaConf.to_yaml(hydra.get_sanitized_cfg(node, "job"))
 
 
 def _load(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:

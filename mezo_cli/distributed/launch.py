@@ -16,11 +16,10 @@ WAIT_SECONDS = 10.0  # how long a rank that has failed waits for rank 0 to end
 
 @dataclass(frozen=True)
 class Launch:
-    """The environment of one rank: its number, from 0, of how many, and how often `torchrun` has started them again."""
+    """The environment of one rank: its number, from 0, of how many."""
 
     rank: int
     size: int
-    restarts: int
 
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
@@ -37,25 +36,18 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     if not 0 <= rank < size:
         raise UserError(f"RANK={rank}: with WORLD_SIZE={size} it is a number from 0 to {size - 1}")
     _number(environment, "MASTER_PORT", 0)
-    return Launch(rank, size, _number(environment, "TORCHELASTIC_RESTART_COUNT", 0))
+    return Launch(rank, size)
 
 
-def check_command(name: str | None, finds_run: bool = True) -> None:
-    """Refuse a command that ranks cannot share: each would do it by itself.
-
-    `finds_run`: whether ranks that `torchrun --max-restarts` starts again would find the run that they began.
-    """
+def check_command(name: str | None) -> None:
+    """Refuse a command that ranks cannot share, each would do it by itself; and ranks that are started again."""
     launch = read_launch()
     if launch is None:
         return
     if name is not None and name not in COMMANDS:
         raise UserError(f"mezo {name}: {launch.size} ranks were started; they can share {join(COMMANDS)} alone")
-    most = _number(os.environ, "TORCHELASTIC_MAX_RESTARTS", 0)
-    if most and not finds_run:
-        raise UserError(
-            f"torchrun --max-restarts={most}: ranks that are started again continue their run only "
-            "with a directory that is given: add hydra.run.dir=DIR"
-        )
+    if _number(os.environ, "TORCHELASTIC_MAX_RESTARTS", 0):
+        raise UserError("torchrun --max-restarts: ranks do not continue their run: give 0, and then `mezo resume RUN`")
 
 
 @contextmanager

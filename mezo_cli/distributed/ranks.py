@@ -44,14 +44,13 @@ class Ranks:
     Attributes:
         rank: its number; `is_first`: whether this is rank 0, which prints and writes.
         size: the number of ranks.
-        restarts: how often the ranks have been started again.
         split: what the ranks share in a step: `directions` or `rows`; "" until `start`.
         timeout: seconds to wait for another rank.
         exchanged: `step` or `evaluation` -> the sum over all ranks of the bytes that they gave to `gather` for it.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, restarts: int = 0) -> None:
-        self.rank, self.size, self._store, self.restarts = rank, size, store, restarts
+    def __init__(self, rank: int, size: int, store: Any) -> None:
+        self.rank, self.size, self._store = rank, size, store
         self.is_first, self.split, self.timeout = rank == 0, "", DEFAULT_TIMEOUT
         self.exchanged: Counter[str] = Counter()
         self._group: Any = None
@@ -303,7 +302,7 @@ def joined() -> Iterator[Ranks]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
     code = [f"{name} {versions.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
     code.append(f"source files with sha256 {system.source_digest()[:16]}")  # what results depend on
-    ranks = Ranks(launch.rank, launch.size, _meet(launch), launch.restarts)
+    ranks = Ranks(launch.rank, launch.size, _meet(launch))
     token = _current.set(ranks)
     try:
         ranks.check_same("version", "\n".join(code))
@@ -336,8 +335,7 @@ def _meet(launch: Launch) -> Any:
     except (RuntimeError, ValueError, OSError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR:MASTER_PORT)"
         raise UserError(f"the {launch.size} ranks did not meet at {address}: {first_line(error)}") from error
-    # torchrun keeps its store when it starts the ranks again: what they wrote into it before must not be found.
-    return dist.PrefixStore(f"start {launch.restarts}", store)
+    return dist.PrefixStore("mezo", store)  # torchrun has keys of its own in it
 
 
 def _exit_status(error: BaseException) -> int:

@@ -56,9 +56,9 @@ def test_ranks_cannot_share_every_command(two_ranks: None, words: str) -> None:
     assert f"mezo {words.removesuffix(' seed=1,2')}: 2 ranks were started" in error_line(mezo(*words.split()))
 
 
-def test_restarts_need_a_run_directory(two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_are_refused(two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
-    assert "torchrun --max-restarts=2" in error_line(mezo("train"))
+    assert "torchrun --max-restarts" in error_line(mezo("train"))
 
 
 def test_other_ranks_of_torchrun_let_rank_0_end_first(two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
