@@ -1,7 +1,8 @@
 """Train in a claimed run directory and log what came of it: what `train`, `resume` and the API share."""
 
 import logging
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +11,9 @@ from mezo_cli.config.own_code import own_code_used
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration
 from mezo_cli.report import untrained
+from mezo_cli.report.document import results
+from mezo_cli.report.frame import Entry
+from mezo_cli.report.terminal import LOG_WIDTH, result_lines
 from mezo_cli.runs import Run
 from mezo_cli.system import import_torch
 
@@ -39,14 +43,15 @@ def execute(
 
         if config.optimizer.picks_rate:
             config = rate.with_chosen_rate(config, run)
-        summary, first = loop.train(config, run, console)
+        summary = loop.train(config, run, console)
         if run.writes:
-            _log_results(run, summary, first, config)
+            _log_results(run, summary, config)
     return summary
 
 
-def _log_results(run: Run, summary: dict[str, Any], first: Mapping[str, Any], config: Config) -> None:
-    for line in untrained.closing(summary, first, config):
+def _log_results(run: Run, summary: dict[str, Any], config: Config) -> None:
+    entry = Entry(run, config, run.info(), "finished", summary["steps"], summary, {})
+    for line in result_lines(results(entry)) + textwrap.wrap(untrained.sentence(summary, config), LOG_WIDTH):
         log.info("%s", line)
     log.info(
         "%d steps, %d forwards in %s; peak memory %.2f GB",

@@ -19,7 +19,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import optimizer_class
 from mezo_cli.report import untrained
 from mezo_cli.report.frame import Entry, predicted_fractions
-from mezo_cli.report.settings import changed_settings, method_name
+from mezo_cli.report.settings import changed_settings, format_score, method_name
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import own_reward
 from mezo_cli.runs.scores import MARK, NOTE, metrics_of
@@ -56,7 +56,7 @@ def _document(run: Entry) -> dict[str, Any]:
         "label_words": dict(zip(config.task.labels, info.get("label_words", ()), strict=False)),
         "steps": {"done": run.steps_done, "planned": config.steps},
         "metric": run.metric,
-        "results": _results(run),
+        "results": results(run),
         "conclusions": _conclusions(run),
         **{key: run.summary.get(key) for key in ("difference", "baselines")},
         "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
@@ -136,7 +136,7 @@ def _command(words: Sequence[str]) -> str:
 # --- the result ---
 
 
-def _results(run: Entry) -> list[dict[str, Any]]:
+def results(run: Entry) -> list[dict[str, Any]]:
     """Return dev before training and its best, test before training, baselines, test at best, as far as known.
 
     Each has its name, step, the 95% interval of the run's metric as text, and the scores. A baseline has no loss.
@@ -152,11 +152,13 @@ def _results(run: Entry) -> list[dict[str, Any]]:
     names = {"test_before": "test before training", "test": f"test at best{mark}"}
     others = [split for split in last if split not in ("dev", "train", "test")]
     lines |= {names.get(split, split): last[split] for split in (*others, "test") if split in last}
-    about = {
-        name: {"step": line["step"], "interval": untrained.interval({"intervals": run.intervals(line)}, run.metric)}
-        for name, line in lines.items()
-    }
-    return [{"name": name, **about[name], **metrics_of(line)} for name, line in lines.items()]
+    found = []
+    for name, line in lines.items():
+        ends = [format_score(run.metric, end) for end in run.intervals(line).get(run.metric, ())]
+        scores = metrics_of(line)
+        ordered = {metric: scores[metric] for metric in (run.metric, *scores) if metric in scores}
+        found.append({"name": name, "step": line["step"], "interval": " to ".join(ends), **ordered})
+    return found
 
 
 def _conclusions(run: Entry) -> list[str]:

@@ -1,7 +1,8 @@
-"""Show the document of one run on the terminal, in the order of its page."""
+"""Show the document of one run on the terminal, in the order of its page; and its results in the log."""
 
+import io
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from mezo_cli.report.settings import format_score, format_value
 from mezo_cli.runs.scores import metrics_of
 
 WIDTH = 80  # of every line but the commands, which are there to be copied
+LOG_WIDTH = 100
 EXAMPLES = 3  # right and wrong test rows each, and completions
 EXAMPLE_WIDTH = 3  # lines of a completion
 
@@ -39,7 +41,7 @@ def show_document(run: Mapping[str, Any], console: Console, quiet: bool = False)
     if run["results"] or quiet:
         if not quiet:
             console.print()
-        console.print(_results(run), width=width)
+        console.print(result_table(run["results"]), width=width)
     for text in run["conclusions"]:
         say(text, gap=not quiet)
     if quiet:
@@ -64,8 +66,16 @@ def show_document(run: Mapping[str, Any], console: Console, quiet: bool = False)
         console.print(plain_text(f"{name.lower()}:  {command}"), soft_wrap=True)
 
 
-def _results(run: Mapping[str, Any]) -> TextTable:
-    results = run["results"]
+def result_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of results as lines for a log."""
+    console = Console(file=io.StringIO(), width=LOG_WIDTH, force_terminal=False, force_jupyter=False)
+    with console.capture() as printed:
+        console.print(result_table(results))
+    return [line.rstrip() for line in printed.get().splitlines()]
+
+
+def result_table(results: Sequence[Mapping[str, Any]]) -> TextTable:
+    """Return a table of the `results` of a run's document."""
     names = dict.fromkeys(name for one in results for name in metrics_of(one))
     metrics = sorted(names, key=lambda name: name == "loss")
     has_intervals = any(one["interval"] for one in results)

@@ -1,13 +1,9 @@
-"""Say how a result stands to the untrained model: lines for tables, and a sentence. Reads summary.json alone."""
+"""Say how a result stands to the untrained model: its scores, and a sentence. Reads summary.json alone."""
 
-import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from mezo_cli import console
 from mezo_cli.config.schema import Config
-from mezo_cli.report.settings import format_score
-from mezo_cli.runs.scores import MARK, picked_start
 
 BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
     "label_shares": "threshold: label shares",
@@ -28,12 +24,6 @@ def baselines(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """
     split, biases = result_split(summary), summary.get("baselines") or {}
     return {f"{split}, {BASELINES.get(name, name)}": one[split] for name, one in biases.items()}
-
-
-def interval(scores: Mapping[str, Any], metric: str, form: Callable[[str, float], str] = format_score) -> str:
-    """Return the 95% interval of a score, `65.4 to 73.9`, its ends written by `form`; empty for a run that has none."""
-    ends = (scores.get("intervals") or {}).get(metric)
-    return "" if ends is None else " to ".join(form(metric, end) for end in ends)
 
 
 def sentence(summary: Mapping[str, Any], config: Config) -> str:
@@ -58,39 +48,6 @@ def sentence(summary: Mapping[str, Any], config: Config) -> str:
         f"{100 * best[metric]:.1f} once the bias between its labels is removed. The result is "
         f"{_points(beyond, metric)} from that: {more} a removed bias."
     )
-
-
-def closing(summary: Mapping[str, Any], first: Mapping[str, Any], config: Config) -> list[str]:
-    """Return the last lines of a run: scores before training and at the best step, baselines, and `sentence`.
-
-    Args:
-        summary: of the run.
-        first: the fields of its first evaluation on dev.
-        config: of the run.
-    """
-    metric, best, mark = config.chosen_metric, summary["best"]["step"], f"  {MARK}" if picked_start(summary) else ""
-    rows = [("dev before training", first, 0), ("dev best", summary["dev"], best)]
-    rows += [("test before training", summary.get("test_before"), 0)]
-    rows += [(name, scores, 0) for name, scores in baselines(summary).items()]
-    rows += [("test at best", summary["test"], best)]
-    others = [name for name in dict.fromkeys((config.shown_metric, "accuracy", "loss")) if name in first]
-    if first["loss"] == -first[metric]:  # a reward and its mirror image
-        others.remove("loss")
-    widths = {score: 6 if score == "loss" else 8 for score in dict.fromkeys((metric, *others))}
-    heads = "  ".join(f"{score:>{columns}}" for score, columns in widths.items())
-    width = max(len(name) for name, scores, _ in rows if scores is not None)
-    lines = [f"{'':{width}}  {heads}  at step  95% interval"]
-    for name, scores, step in rows:
-        if scores is not None:
-            values = {score: console.format_score(score, scores[score]) if score in scores else "" for score in widths}
-            cells = "  ".join(f"{value:>{widths[score]}}" for score, value in values.items())
-            line = f"{name:{width}}  {cells}  {step:7d}  {interval(scores, metric, _without_sign)}"
-            lines.append(line.rstrip() + (mark if name in ("dev best", "test at best") else ""))
-    return lines + textwrap.wrap(sentence(summary, config), 100)
-
-
-def _without_sign(metric: str, value: float) -> str:
-    return console.format_score(metric, value).rstrip("%")
 
 
 def _points(difference: Mapping[str, Any], metric: str) -> str:

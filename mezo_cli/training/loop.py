@@ -3,7 +3,6 @@
 import gc
 import logging
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,7 @@ log = logging.getLogger("mezo")
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
-def train(config: Config, run: Run, console: Console) -> tuple[dict[str, Any], Mapping[str, Any]]:
+def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     """Train and evaluate, and write the run directory. An interrupted run is resumed.
 
     Args:
@@ -46,7 +45,7 @@ def train(config: Config, run: Run, console: Console) -> tuple[dict[str, Any], M
         console: where progress is shown.
 
     Returns:
-        The content of summary.json (empty on a rank other than 0), and the first evaluation on dev.
+        The content of summary.json; empty on a rank other than 0.
 
     Raises:
         UserError: before training, for whatever the user can correct.
@@ -104,7 +103,7 @@ def train(config: Config, run: Run, console: Console) -> tuple[dict[str, Any], M
             gc.collect()
             session = restore.load_step(config, run, scores.best)
             engine.serve(session, train)
-        return finish(session, scores, divergence, texts, seconds), scores.dev[0]
+        return finish(session, scores, divergence, texts, seconds)
 
 
 def find_stop_reason(scores: Evaluations, divergence: Divergence) -> str | None:
