@@ -76,7 +76,6 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
         (["train", "nosuch=1"], "unknown key 'nosuch'"),
         (["train", f"model.path={'x' * 10_000}"], "x [...] x"),
         (["data", "task.columns=[sentence,sentence]"], "task.columns=[sentence, sentence]: sentence is named twice"),
-        (["data", "+task.rename.sentence=nosuch"], "the task reads no column nosuch, only"),
         (["train", "task=demo-arithmetic"], "or use objective=generate, for which the task has a prompt"),
         (["data", "task=nosuch"], "allowed: boolq"),
         (["eval", "nowhere"], "nowhere: no such folder"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mezo_cli.commands.open_run import Opened, open_run
-from mezo_cli.config.own_code import REWARD, USED, check_given_again, split_own_code, with_own_code
+from mezo_cli.config.own_code import REWARD, check_given_again, split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, Splits, data_dir
 from mezo_cli.console import (
@@ -113,8 +113,7 @@ def with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
         config = config.replace(data=data.replace(dir=text.removeprefix(DATA)))
     if config.data.name == "files" and data_dir(config.data) is None:
         raise UserError(f"{opened.name}: its data were files, which it does not say the place of: give {DATA}DIR")
-    info_of_reward = {USED[REWARD]: info.get(USED[REWARD])}  # an evaluation starts no engine
-    check_given_again(f"{opened.name} was trained", info_of_reward, config)
+    check_given_again(f"{opened.name} was trained", info, config)
     change = describe_change(config, info)
     if change:
         log.warning("warning: %s", change)

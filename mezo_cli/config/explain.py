@@ -17,17 +17,6 @@ from mezo_cli.errors import did_you_mean, join
 
 T = TypeVar("T", bound=Settings)
 GROUPS = ("task", "objective", "optimizer", "model", "peft", "data", "logger", "engine", "experiment")  # choose a file
-ELSEWHERE = {  # the names of other programs -> the key
-    "learning_rate": "optimizer.lr",
-    "epsilon": "optimizer.eps",
-    "epochs": "steps (of batch_size rows each)",
-    "num_epochs": "steps (of batch_size rows each)",
-    "max_steps": "steps",
-    "num_steps": "steps",
-    "bs": "batch_size",
-    "model_name": "model (a name) or model.path (a hub id or a folder)",
-}
-
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # pydantic's names, in words
 OF_SCHEMA = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
 
@@ -138,17 +127,11 @@ def readers(group: str, name: str) -> list[str]:
 
 
 def key_schema(key: str) -> dict[str, Any]:
-    """Return `takes` of a known key, or of the pairs that it is an entry of; empty for a group."""
-    parent, _, name = key.rpartition(".")
-    for owners in (key_owners(), key_owners(plug_ins=True)):
-        if key in owners:
-            return takes(owners[key], name)
-        if parent in owners and takes(owners[parent], parent.rpartition(".")[2])["type"] == "object":
-            return takes(owners[parent], parent.rpartition(".")[2])
-        if key in GROUPS or any(known.startswith(f"{key}.") for known in owners):
-            return {}
-    beside = [known for known in owners if known.startswith(f"{parent}.")]
-    raise unknown_key(key, beside or Config.model_fields)
+    """Return `takes` of a known key."""
+    owners, (parent, _, name) = key_owners(plug_ins=True), key.rpartition(".")
+    if key not in owners:
+        raise unknown_key(key, [known for known in owners if known.startswith(f"{parent}.")] or Config.model_fields)
+    return takes(owners[key], name)
 
 
 def unknown_key(key: str, known: Iterable[str], inner: str = "") -> SettingError:
@@ -157,9 +140,6 @@ def unknown_key(key: str, known: Iterable[str], inner: str = "") -> SettingError
     Of a key in a group that does not exist, `inner` is the rest: `.lr`.
     """
     parent, key = key.rpartition(".")[0], f"{key}{inner}"
-    name = key.removeprefix("optimizer.")
-    if name in ELSEWHERE:
-        return SettingError(key, f"unknown key '{key}': here it is {ELSEWHERE[name]}")
     known, all_known = list(known), key_owners()
     alike = [other for other in all_known if other.endswith(f".{key}")]  # `optimizer.lr` for `lr`
     near = did_you_mean(alike[0], alike) if alike else did_you_mean(key, all_known if inner else known)

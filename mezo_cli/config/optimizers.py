@@ -101,12 +101,6 @@ class ZerothOrderConfig(PerturbationConfig):
             drawn = steps + sum(max(0, steps + (-k * total) // n) for k in range(1, n))
         return {"forwards": 2 * drawn, "backwards": 0}
 
-    def conflicts(self) -> Conflicts:
-        """Reject a window where no quantile is taken."""
-        if self.clip_window != CLIP_WINDOW and not (self.clip_g or "").startswith("q"):
-            why = f"it is read with a quantile only, e.g. optimizer.clip_g=q0.99 (now {self.clip_g or 'null'})"
-            yield "optimizer.clip_window", why
-
 
 class MezoConfig(ZerothOrderConfig):
     """Settings of MeZO."""
@@ -156,8 +150,7 @@ class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
         return self.noise == "rademacher" and self.samples == 1
 
     def conflicts(self) -> Conflicts:
-        """Reject a window where the second moment differs per element, and what MeZO rejects."""
-        yield from super().conflicts()
+        """Reject a window where the second moment differs per element."""
         if self.window is not None and not self.second_moment_is_scalar:
             why = f"optimizer={self.name} has one number for its second moment only with optimizer.noise=rademacher"
             other = "otherwise its moments are stored: use optimizer.window=null"

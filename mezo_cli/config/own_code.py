@@ -25,7 +25,7 @@ KEYS = {  # and the variables that say what KEY=VALUE does, for this process and
     ADAPTER_DIR: "MEZO_ENGINE_ADAPTER_DIR",
     REWARD: "MEZO_REWARD",
 }
-USED = {PYTHON: "own_engine_python", REWARD: "own_reward"}  # of run.json: whether the run's process was given it
+USED = "own_reward"  # of run.json: whether the run's process was given a function
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
 
 # What the user has given to this process, by key: `engine.python` and `engine.adapter_dir`, absolute paths;
@@ -98,19 +98,15 @@ def without_own_code(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_code_used(config: Config) -> dict[str, bool]:
-    """Return what run.json says of a run that uses a program or a function that this process was given."""
-    own_python = isinstance(config.engine, VllmConfig) and bool(config.engine.python or os.environ.get(KEYS[PYTHON]))
-    used = {PYTHON: own_python, REWARD: is_own(REWARD, reward_of(config))}
-    return {USED[key]: True for key, is_used in used.items() if is_used}
+    """Return what run.json says of a run that uses a function that this process was given."""
+    return {USED: True} if is_own(REWARD, reward_of(config)) else {}
 
 
 def check_given_again(what: str, info: Mapping[str, Any], config: Config) -> None:
-    """Check that the program or the function that a run was trained with, by its run.json, is given again."""
-    shown = {PYTHON: ("an", "PATH"), REWARD: ("a function as", "FILE.py:function")}
-    for key, (article, value) in shown.items():
-        if info.get(USED[key]) and USED[key] not in own_code_used(config):
-            why = f"which is not stored: give it again, {key}={value} or {KEYS[key]}"
-            raise UserError(f"{what} with {article} {key}, {why}")
+    """Check that the function that a run was trained with, by its run.json, is given again."""
+    if info.get(USED) and not own_code_used(config):
+        why = f"which is not stored: give it again, {REWARD}=FILE.py:function or {KEYS[REWARD]}"
+        raise UserError(f"{what} with a function as {REWARD}, {why}")
 
 
 def of_server(engine: OpenAiConfig | VllmConfig, key: str) -> str:

@@ -110,24 +110,14 @@ def _task(config: Config) -> Conflicts:
         if address is not None and without_credentials(address) != address:
             why = "the address has a user name, a password or a key, which the run would store"
             yield key, f"{why}; log in by hf auth login or HF_TOKEN"
-    if len(task.name.splitlines()) > 1 or task.name.startswith("/") or ".." in task.name.split("/"):
-        yield "task.name", "a name is one line, and no path that leads elsewhere"
     for key, names in {"task.columns": task.columns, "logger.names": config.logger.names}.items():
         for name in names:
             if names.count(name) > 1:
                 yield key, f"{name} is named twice"
-    prompts = [task.generate.prompt, task.generate.answer, task.generate.gold, *task.choice.candidates]
-    read = " ".join(filter(None, [*prompts, task.choice.prompt, task.choice.each, task.choice.right]))
-    for target in task.rename.values():
-        if target not in (*task.columns, task.label_column) and target not in read:
-            why = f"the task reads no column {target}, only {join([*task.columns, task.label_column])}"
-            yield "task.rename", f"{why}{did_you_mean(target, task.columns)}"
     for source, labels in {"files": task.files.labels, "hub": task.hub.labels}.items():
         if labels and task.labels and len(labels) != len(task.labels):
             why = f"{source}.labels has {len(labels)} names for {len(task.labels)} labels"
             yield f"task.{source}.labels", f"{why}: give one for each, in the order of the labels"
-    if task.generate.chat and task.bos_token_id is not None:
-        yield "task.bos_token_id", "it is not read with task.generate.chat=true, whose template begins the prompt"
     if task.generate.system is not None and not task.generate.chat:
         yield "task.generate.system", "it is read with task.generate.chat=true only"
 
@@ -152,8 +142,6 @@ def _objective(config: Config) -> Conflicts:
             yield key, f"objective={name} reads none, only {others}"
         if name == "generate" and (task.generate.chat or task.generate.answer is None):
             yield key, f"the task has {'a chat' if task.generate.chat else 'no task.generate.answer to show'}"
-    if data.weights == "none" and data.batches != "balanced":
-        yield "data.weights", f"data.batches={data.batches} has no weights"
     if data.batches == "balanced" and not objective.needs_labels:
         yield "data.batches", f"objective={name} has no fixed set of labels; use data.batches=shuffled"
     if data.batches == "balanced" and config.batch_size < len(task.labels):
@@ -165,8 +153,6 @@ def _objective(config: Config) -> Conflicts:
     if config.init == "linear_probe" and not saves_output:
         why = f"peft={config.peft.name} neither trains nor saves the decoder that the probe is written into"
         yield "init", f"{why}; use peft=none, head or lora with peft.head=true, or objective=cls"
-    if config.probe_c is not None and config.init != "linear_probe":
-        yield "probe_c", "only init=linear_probe reads it"
 
 
 def _training(config: Config) -> Conflicts:
@@ -222,8 +208,6 @@ def _streaming(config: Config) -> Conflicts:
     """Reject what would read the layers once per token, write them, or hold them in memory."""
     model, optimizer = config.model, config.optimizer
     if not model.stream:
-        if model.stream_memory:
-            yield "model.stream_memory", "it is read with model.stream=true only"
         return
     if config.peft.name in ("none", "prefix"):
         others = join(name for name in PEFT.names if name not in ("none", "prefix"))

@@ -69,7 +69,7 @@ def _parse_range(text: str) -> Range:
     parts = ends.split(":")
     if not key or len(parts) != 2:
         raise UserError(shape)
-    value_type: Any = {"integer": int, "number": float}.get(key_schema(key).get("type", ""))
+    value_type: Any = {"integer": int, "number": float}.get(key_schema(key)["type"])
     if value_type is None or key == "max_seconds":
         raise UserError(f"--range {key}: this key cannot be searched over; give one that takes a number")
     try:

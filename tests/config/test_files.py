@@ -72,8 +72,8 @@ def test_an_experiment_sets_and_the_command_line_wins(own: Path) -> None:
         ("task/e.yaml", "name: a\ncolumns: {a: b}\n", "task.columns={a: b}: expected a list, e.g. "),
         ("task/e.yaml", "- a\n- b\n", "task=[a, b]: expected a group of keys"),
         ("task/e.yaml", "name: a\nlm: [a]\n", "task.lm=[a]: expected a group of keys ({}:2)"),
-        ("task/e.yaml", "name: a\ntemplate: caf\xe9\n", "{}:2: the file is not UTF-8; save it as UTF-8"),
-        ("task/e.yaml", "name: a\ntemplate: [", "{}:2: not YAML"),
+        ("task/e.yaml", "name: a\ntemplate: caf\xe9\n", "{}: not YAML in UTF-8: 'utf-8' codec can't decode"),
+        ("task/e.yaml", "name: a\ntemplate: [", '"{}", line 2, column 12'),
         ("task/e.yaml", "name: a\ntemplat: x\n", "unknown key 'task.templat' (did you mean 'task.template'?)"),
         ("task/e.yaml", "name: a\n", "task.template is not set"),
         ("task/e.yaml", "", "task.name is not set"),
@@ -103,8 +103,6 @@ def test_a_folder_that_cannot_be_used(own: Path, tmp_path: Path) -> None:
     assert "no such folder" in error_of("steps=1", config_dir=tmp_path / "none")
     write(tmp_path / "main", "config.yaml", "steps: 77\n")
     assert "mezo has a config.yaml of its own and does not read" in error_of(*SHORT, config_dir=tmp_path / "main")
-    write(tmp_path / "a${b}c", "task/mine.yaml", "defaults:\n  - sst2\nname: mine\n")
-    assert "a${b}c contains '${'; rename the folder" in error_of("task=mine", config_dir=tmp_path / "a${b}c")
 
 
 @pytest.mark.parametrize(

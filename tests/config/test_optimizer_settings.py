@@ -146,7 +146,6 @@ def test_at_equal_forwards_every_method_stands_at_the_same_batch() -> None:
         (["forwards=100", "eval_at_forwards=[50]", "eval_every=5"], ["eval_every=5", "eval_at_forwards=[]"]),
         (["data.batches=balanced", "objective=generate", "task=demo-arithmetic"], ["data.batches", "generate"]),
         (["data.batches=balanced", "batch_size=1"], ["batch_size=1", "2"]),
-        (["data.weights=none"], ["data.weights=none", "shuffled"]),
     ],
 )
 def test_what_cannot_act_together_is_refused(words: list[str], parts: list[str]) -> None:

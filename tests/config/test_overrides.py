@@ -27,8 +27,6 @@ pytestmark = pytest.mark.usefixtures("composing_all")
         ("objective.name=mml", ["not one of mlm, cls, lm"]),
         ("logger.names=[wand]", ["not one of tensorboard, wandb, trackio", "(did you mean 'wandb'?)"]),
         ("logger.names=[wandb,wandb]", ["wandb is named twice"]),
-        ("optimizer.learning_rate=1", ["unknown key 'optimizer.learning_rate': here it is optimizer.lr"]),
-        ("epochs=3", ["here it is steps"]),
         ("logger=[wandb,trakio]", ["logger.names=trakio", "(did you mean 'trackio'?)"]),
         ("objective.loss=acuracy", ["not one of cross_entropy, accuracy, f1", "(did you mean 'accuracy'?)"]),
         ("experiment=nosuch", ["experiment=nosuch: no such experiment"]),

@@ -176,7 +176,6 @@ def test_mezo_continues_from_the_probe_and_its_replay_is_bitwise_identical(
         (["optimizer.name=linear_probe"], "needs init=linear_probe"),
         (["init=probe"], "init=probe: not one of none, linear_probe"),
         (["probe_c=0"], "probe_c=0: out of range"),
-        (["probe_c=0.5"], "probe_c=0.5: only init=linear_probe reads it"),
     ],
 )
 def test_what_does_not_go_together_is_reported(words: list[str], reported: str) -> None:

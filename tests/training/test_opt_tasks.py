@@ -62,7 +62,6 @@ def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: 
         ("copa", "lm", ["task 'copa' has no template for decoders", "or use objective=choice, for which"]),
         ("record", "choice objective.loss=f1", ["objective.loss=f1", "cross_entropy, lm, accuracy"]),
         ("squad", "generate objective.loss=cross_entropy", ["objective.loss=cross_entropy", "reward, lm"]),
-        ("drop", "generate task.bos_token_id=0 task.generate.chat=true", ["task.bos_token_id=0: it is not read"]),
     ],
 )
 def test_an_objective_or_loss_that_does_not_fit_the_task_is_one_line(
