@@ -126,7 +126,6 @@ class MezoMomentumConfig(ZerothOrderConfig):
     implementation: ClassVar[str] = "mezo_cli.optim.mezo:MezoMomentum"
     title: ClassVar[str] = "MeZO-momentum"
     momentum: MomentDecay = Field(0.9, description="decay of the momentum buffer")
-    window: Positive | None = Field(None, description="steps of the moment that are redrawn; null: all, in a buffer")
 
 
 class AdamMoments(OptimizerConfig):
@@ -142,19 +141,11 @@ class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
 
     implementation: ClassVar[str] = "mezo_cli.optim.mezo:MezoAdam"
     title: ClassVar[str] = "MeZO-Adam"
-    window: Positive | None = Field(None, description="steps of the moment that are redrawn; null: all, in a buffer")
 
     @property
     def second_moment_is_scalar(self) -> bool:
         """Whether all elements of v are equal: z^2 = 1, and G has one term."""
         return self.noise == "rademacher" and self.samples == 1
-
-    def conflicts(self) -> Conflicts:
-        """Reject a window where the second moment differs per element."""
-        if self.window is not None and not self.second_moment_is_scalar:
-            why = f"optimizer={self.name} has one number for its second moment only with optimizer.noise=rademacher"
-            other = "otherwise its moments are stored: use optimizer.window=null"
-            yield "optimizer.window", f"{why} and optimizer.samples=1; {other}"
 
 
 class AdaMezoConfig(ZerothOrderConfig):

@@ -212,40 +212,23 @@ class Momentum(BlockUpdate):
     This is torch.optim.SGD with g z as the gradient, except for the weight decay: it acts on theta, not on m, so that m
     follows from the scalars of the trajectory alone. It also acts where m moves theta in a step whose g are all 0.
 
-    `window: null` keeps m, a buffer of theta's size, and draws z once per step and sample, as MeZO does. The checkpoint
-    `last` stores m. Where it is not at hand, m is rebuilt from all steps before: one draw of z each and no forward.
-    `window: W` keeps no buffer: every step draws the last W directions again and sums them block by block, so W draws
-    per step. m then lacks the steps before, momentum^W of it (docs/concepts/methods.md has a table). A resumed run
-    needs the last W - 1 records.
+    m is a buffer of theta's size; z is drawn once per step and sample, as MeZO does. The checkpoint `last` stores m.
+    Where it is not at hand, m is rebuilt from all steps before: one draw of z each and no forward.
     """
 
     beta_name: ClassVar[str] = "momentum"  # the setting that the decay of m is
 
     def __init__(self, estimator: Any) -> None:
         super().__init__(estimator)
-        config = estimator.config
-        self.beta, self.window = to_float32(getattr(config, self.beta_name)), config.window
-        self._recent: deque[Terms] = deque(maxlen=self.window or 0)
-        self.draws *= self.window or 1
-        if self.window is None:
-            self.moments["m"] = Moment()
+        self.beta = to_float32(getattr(estimator.config, self.beta_name))
+        self.moments["m"] = Moment()
 
     def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
         """Return what computes lr m of a span."""
-        return self.move(params, self.estimator.estimate(record, 1.0), record[2])
+        return partial(self.move, params, self.estimator.estimate(record, 1.0), record[2])
 
-    def move(self, params: "Params", terms: Terms, rate: float) -> "Callable[[Span], Tensor]":
-        """Return what computes m <- beta m + terms, and then rate m, of a span."""
-        if self.window is None:
-            return partial(self._move_buffer, params, terms, rate)
-        self._recent.append(terms)
-        weight, summed = 1.0, []
-        for past in reversed(self._recent):
-            summed += [(direction, c * weight * rate) for direction, c in past]
-            weight *= self.beta
-        return partial(self.sum_of, params, summed[::-1])  # the smallest terms first
-
-    def _move_buffer(self, params: "Params", terms: Terms, rate: float, span: "Span") -> "Tensor":
+    def move(self, params: "Params", terms: Terms, rate: float, span: "Span") -> "Tensor":
+        """Apply m <- beta m + terms to a span, and return rate m."""
         import torch
 
         m = self.moments["m"].view(span)
@@ -262,11 +245,8 @@ class Adam(Momentum):
     This is torch.optim.AdamW with g z as the gradient (as in the published code, which fills `.grad`).
 
     - `noise: rademacher` with one sample: z^2 = 1, so all elements of v are the same number, sum (1 - b2) b2^(t-s)
-      g_s^2. It is kept as one number, exact over all steps. What remains is momentum with a rate per step: m in a
-      buffer, or with `window`.
-    - other noise, or more samples: v differs per element, so m and v are two buffers of theta's size. `window` is
-      rejected: v looks back over 1 / (1 - b2) = 1,000 steps, and drawing so many directions per step would take longer
-      than the forwards.
+      g_s^2. It is kept as one number, exact over all steps. What remains is momentum with a rate per step.
+    - other noise, or more samples: v differs per element, so m and v are two buffers of theta's size.
     """
 
     beta_name = "beta1"
@@ -292,7 +272,7 @@ class Adam(Momentum):
         g = self.estimator.gradients(record)[0]
         self.scalar_v = b2 * self.scalar_v + (1 - b2) * g * g
         rate /= math.sqrt(self.scalar_v / (1 - self.power2)) + self.estimator.config.adam_eps
-        return self.move(params, self.estimator.estimate(record, 1 - self.beta), rate)
+        return partial(self.move, params, self.estimator.estimate(record, 1 - self.beta), rate)
 
     def _move_buffers(self, params: "Params", terms: Terms, rate: float, correction: float, span: "Span") -> "Tensor":
         """Update m and v of a span; return rate m / (sqrt(correction v) + adam_eps)."""

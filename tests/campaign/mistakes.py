@@ -158,7 +158,7 @@ WORDS = [
             ("steps:5", ""),
             ("optimizer=mezo_momentum optimizer.momentum=1", "optimizer.momentum"),
             ("optimizer=mezo_adam optimizer.beta2=1", "optimizer.beta2"),
-            ("optimizer=mezo_adam optimizer.window=0", "optimizer.window"),
+            ("optimizer=adamezo optimizer.window=0", "optimizer.window"),
             ("optimizer=adamw objective.loss=accuracy", "accuracy"),
             ("optimizer=adamw checkpoint=trajectory", "trajectory"),
             ("optimizer=adamw optimizer.eps=2e-3", "optimizer.eps"),

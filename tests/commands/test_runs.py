@@ -81,9 +81,9 @@ def test_a_damaged_finished_run_is_named(name: str, tmp_path: Path) -> None:
 def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four runs: two finished, one interrupted, one damaged."""
     folder = tmp_path_factory.mktemp("some")
-    window = {"optimizer.name": "mezo_adam", "optimizer.noise": "rademacher", "optimizer.window": 4}
+    adam = {"optimizer.name": "mezo_adam", "optimizer.beta1": 0.8}
     make_run(folder / "mezo", DEMO, dev=0.8, test=0.7, grads=[1.0] * 12)
-    make_run(folder / "adam_window", {**DEMO, **window}, dev=0.7, test=0.9)
+    make_run(folder / "adam", {**DEMO, **adam}, dev=0.7, test=0.9)
     make_run(folder / "momentum", {**DEMO, "optimizer.name": "mezo_momentum"})
     interrupted(folder / "mezo-interrupted")
     (folder / "momentum" / "summary.json").unlink()
@@ -97,9 +97,9 @@ def names(*words: object) -> list[str]:
 
 
 def test_order(some: Path) -> None:
-    assert names(some, "--sort", "test")[:2] == ["adam_window", "mezo"]
-    assert names(some, "--sort", "run") == ["adam_window", "mezo", "mezo-interrupted", "momentum"]
-    assert names(some, "--sort", "optimizer.window")[0] == "adam_window"
+    assert names(some, "--sort", "test")[:2] == ["adam", "mezo"]
+    assert names(some, "--sort", "run") == ["adam", "mezo", "mezo-interrupted", "momentum"]
+    assert names(some, "--sort", "optimizer.beta1")[0] == "adam"
 
 
 def test_the_lowest_loss_is_the_best(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_lowest_loss_is_the_best(tmp_path: Path) -> None:
 def test_json(some: Path) -> None:
     result = mezo("runs", some, "--json", "--sort", "run")
     found = {Path(run["run"]).name: run for run in json.loads(result.out)}
-    assert list(found) == ["adam_window", "mezo", "mezo-interrupted", "momentum"]
+    assert list(found) == ["adam", "mezo", "mezo-interrupted", "momentum"]
     summary = Run(some / "mezo").read_summary()
     wanted = {"status": "finished", "task": "sst2", "optimizer": "mezo", "peft": "bias", "seed": 13, "problem": None}
     wanted |= {"dev": summary["dev"]["accuracy"], "test": summary["test"]["accuracy"], "step": 12, "steps": 12}

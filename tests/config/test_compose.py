@@ -155,7 +155,7 @@ def test_several_loggers_are_chosen_by_a_list(tmp_path: Path) -> None:
 COMPOSED = [
     [],
     ["model.path=x/y", "data=files", "data.dir=a", "hydra.run.dir=b c", "steps=6", "optimizer.lr=1e-2"],
-    ["optimizer=mezo_adam", "optimizer.window=3", "seed=7", "data.seed=3", "optimizer.window=null", "steps=${seed}"],
+    ["optimizer=mezo_adam", "optimizer.beta2=0.9", "seed=7", "data.seed=null", "optimizer.beta2=0.95", "steps=${seed}"],
     ["task=rte", "++task.rename.sentence1=b", "~task.rename.sentence2", "+task.rename.c=d", "task.hub={path: x}"],
     ["experiment=paper/mezo_lora", "task.label_words=[Yes,No]", "logger=[tensorboard,wandb]", "hydra.sweep.dir=s"],
     ["optimizer=es", "optimizer.anchor={l1: 1e-3}", "task.template='{sentence} costs \\${mask}, {mask}'"],

@@ -32,25 +32,22 @@ COMMON = ["optimizer.lr=1e-3", "optimizer.weight_decay=0.1", "optimizer.schedule
 
 
 def cases() -> Iterator[Any]:
-    """Every method with every noise, with one and with more samples, with a window and without."""
+    """Every method with every noise, with one and with more samples."""
     found = {name: OPTIMIZERS.implementation(name) for name in OPTIMIZERS.built_in if name != "linear_probe"}
     methods = [name for name, kind in found.items() if kind.replayable]
     defaults = to_dict(build_config([]))
-    for name, noise, samples, window in product(methods, NOISES.names, SAMPLES, (None, 3)):
+    for name, noise, samples in product(methods, NOISES.names, SAMPLES):
         known = OPTIMIZERS.load(name).model_fields
-        if window is None or "window" in known:
-            values = {"name": name, "noise": noise, **SAMPLES[samples]}
-            values |= {"members": 4} if "members" in known else {}
-            values |= {"window": window} if window else {}
-            if values.keys() - known.keys():  # it has no samples
-                continue
-            try:
-                build(defaults | {"optimizer": values})
-            except UserError:  # refused: another test says which
-                continue
-            own = [f"optimizer.{key}={value}" for key, value in values.items() if key != "name"]
-            words = [f"optimizer={name}", *own]
-            yield pytest.param(words, id=f"{name}-{noise}-{samples}" + (f"-window {window}" if window else ""))
+        values = {"name": name, "noise": noise, **SAMPLES[samples]}
+        values |= {"members": 4} if "members" in known else {}
+        if values.keys() - known.keys():  # it has no samples
+            continue
+        try:
+            build(defaults | {"optimizer": values})
+        except UserError:  # refused: another test says which
+            continue
+        own = [f"optimizer.{key}={value}" for key, value in values.items() if key != "name"]
+        yield pytest.param([f"optimizer={name}", *own], id=f"{name}-{noise}-{samples}")
 
 
 CASES = list(cases())
@@ -138,14 +135,13 @@ def mezo(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
 
 
 def momentum(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
-    window = g[-(c.window or len(g)) :]
-    m = sum(c.momentum**k * estimate for k, estimate in enumerate(reversed(window)))
+    m = sum(c.momentum**k * estimate for k, estimate in enumerate(reversed(g)))
     return p - lr * (m + c.weight_decay * p)
 
 
 def adam(p: Tensor, g: list[Tensor], lr: float, c: Any) -> Tensor:
-    window, t = g[-(c.window or len(g)) :], len(g)
-    m = (1 - c.beta1) * sum(c.beta1**k * estimate for k, estimate in enumerate(reversed(window)))
+    t = len(g)
+    m = (1 - c.beta1) * sum(c.beta1**k * estimate for k, estimate in enumerate(reversed(g)))
     v = (1 - c.beta2) * sum(c.beta2**k * estimate**2 for k, estimate in enumerate(reversed(g)))
     step = (m / (1 - c.beta1**t)) / ((v / (1 - c.beta2**t)).sqrt() + c.adam_eps)
     return p - lr * (step + c.weight_decay * p)
@@ -226,12 +222,3 @@ def test_schedules_fall_from_lr_to_zero(schedule: str, half: float) -> None:
     config = make_config("mezo", lr=1.0, schedule=schedule)
     assert [learning_rate(config, step, 8) for step in (0, 4)] == [1.0, half]
     assert learning_rate(config, 2, 8) == pytest.approx({"linear": 0.75, "cosine": 0.5 + 2**-1.5}.get(schedule, 1.0))
-
-
-def test_what_has_no_window_is_refused() -> None:
-    for words in (["optimizer.noise=gaussian"], ["optimizer.noise=rademacher", "optimizer.samples=2"]):
-        with pytest.raises(UserError, match=r"optimizer.window=8: optimizer=mezo_adam has one number") as refusal:
-            build_config(["optimizer=mezo_adam", "optimizer.window=8", *words])
-        assert "\n" not in str(refusal.value)
-    with pytest.raises(UserError, match=r"'optimizer.window=8': optimizer=mezo does not read it"):
-        build_config(["optimizer.window=8"])
