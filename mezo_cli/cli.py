@@ -11,7 +11,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mezo_cli import commands
 from mezo_cli.config.choices import complete
 from mezo_cli.distributed.launch import check_command, silent_followers
 from mezo_cli.errors import (
@@ -128,11 +127,15 @@ def train(
         raise UserError(f"{'--print' if prints else '--jobs'} needs a sweep: add -m")
     if multirun:
         check_command("train -m")
-        raise typer.Exit(commands.sweep.sweep(overrides or [], config_dir, jobs, prints, retry_failed, quiet))
+        from mezo_cli.commands import sweep
+
+        raise typer.Exit(sweep.sweep(overrides or [], config_dir, jobs, prints, retry_failed, quiet))
+    from mezo_cli.commands import train
+
     if cfg is not None:
-        commands.train.show_config(overrides or [], config_dir)
+        train.show_config(overrides or [], config_dir)
     else:
-        commands.train.train(overrides or [], config_dir, quiet)
+        train.train(overrides or [], config_dir, quiet)
 
 
 @app.command("eval", rich_help_panel="Use a run's weights")
@@ -147,7 +150,9 @@ def evaluate(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the scores only, no log and no bar.")] = False,
 ) -> None:
     """Evaluate a run's checkpoint on a split; or any Hugging Face folder, with task=... data=... given."""
-    commands.evaluate.evaluate(run, overrides or [], checkpoint, split, config_dir, base, as_json, quiet)
+    from mezo_cli.commands import evaluate
+
+    evaluate.evaluate(run, overrides or [], checkpoint, split, config_dir, base, as_json, quiet)
 
 
 @app.command(rich_help_panel="Train")
@@ -170,7 +175,9 @@ def resume(
     jobs: Jobs = 1,
 ) -> None:
     """Continue after a stop or a crash; the result is bitwise identical to a run that never stopped."""
-    raise typer.Exit(commands.resume.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir, jobs))
+    from mezo_cli.commands import resume
+
+    raise typer.Exit(resume.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir, jobs))
 
 
 @app.command(rich_help_panel="Train")
@@ -189,7 +196,9 @@ def tune(
     quiet: QuietTraining = False,
 ) -> None:
     """Search for learning rate, eps and other numbers with Optuna: one training per trial."""
-    raise typer.Exit(commands.tune.tune(overrides or [], config_dir, ranges or [], trials, quiet))
+    from mezo_cli.commands import tune
+
+    raise typer.Exit(tune.tune(overrides or [], config_dir, ranges or [], trials, quiet))
 
 
 @app.command(rich_help_panel="Use a run's weights")
@@ -200,7 +209,9 @@ def replay(
     base: Base = None,
 ) -> None:
     """Rebuild the weights of a step from the base model and the trajectory."""
-    commands.replay.replay(run, step, out, base)
+    from mezo_cli.commands import replay
+
+    replay.replay(run, step, out, base)
 
 
 @app.command(rich_help_panel="Use a run's weights")
@@ -212,7 +223,9 @@ def verify(
     base: Base = None,
 ) -> None:
     """Rebuild the picked weights from base model and trajectory, and compare weights and scores with the run's."""
-    raise typer.Exit(commands.verify.verify(run, overrides or [], base))
+    from mezo_cli.commands import verify
+
+    raise typer.Exit(verify.verify(run, overrides or [], base))
 
 
 @app.command(rich_help_panel="Use a run's weights")
@@ -232,7 +245,9 @@ def predict(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the labels only: no log and no bar.")] = False,
 ) -> None:
     """Label texts of your own, with the probability of each label; without --text and --file, standard input."""
-    commands.predict.predict(run, text or [], file, checkpoint, base, as_json, out, quiet)
+    from mezo_cli.commands import predict
+
+    predict.predict(run, text or [], file, checkpoint, base, as_json, out, quiet)
 
 
 @app.command(rich_help_panel="Share and store")
@@ -253,13 +268,17 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
 ) -> None:
     """Share a run: a Hugging Face folder with a model card, or with --trajectory what rebuilds its weights."""
-    commands.export.export(run, out, checkpoint, adapter, trajectory, base, push, private)
+    from mezo_cli.commands import export
+
+    export.export(run, out, checkpoint, adapter, trajectory, base, push, private)
 
 
 @app.command(rich_help_panel="Share and store")
 def prune(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder of runs.")]) -> None:
     """Remove full checkpoints of finished runs, after a replay that was bitwise identical to them."""
-    commands.prune.prune(folder)
+    from mezo_cli.commands import prune
+
+    prune.prune(folder)
 
 
 @app.command(rich_help_panel="Look at runs")
@@ -270,7 +289,9 @@ def runs(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the directories only.")] = False,
 ) -> None:
     """List the runs under a folder, with every setting in which they differ."""
-    commands.runs.runs(folder, sort, as_json, quiet)
+    from mezo_cli.commands import runs
+
+    runs.runs(folder, sort, as_json, quiet)
 
 
 @app.command(rich_help_panel="Look at runs")
@@ -287,7 +308,9 @@ def compare(
     if paper and seeds:
         raise UserError("--paper and --seeds are two views: ask for one at a time")
     view = "paper" if paper else "seeds" if seeds else "groups"
-    commands.compare.compare(folders or [], view, out, as_json, quiet, table)
+    from mezo_cli.commands import compare
+
+    compare.compare(folders or [], view, out, as_json, quiet, table)
 
 
 @app.command(rich_help_panel="Look at runs")
@@ -297,7 +320,9 @@ def show(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only.")] = False,
 ) -> None:
     """Show one run: what it was, its result, how it went, its settings."""
-    commands.show.show(run, as_json, quiet)
+    from mezo_cli.commands import show
+
+    show.show(run, as_json, quiet)
 
 
 @app.command(rich_help_panel="Look at runs")
@@ -307,7 +332,9 @@ def report(
     figure: Annotated[Path | None, typer.Option("--figure", help="One figure for a paper: FILE.svg|pdf|png.")] = None,
 ) -> None:
     """Write one self-contained page about runs, or a figure for a paper."""
-    commands.report.report(folders or [], out, figure)
+    from mezo_cli.commands import report
+
+    report.report(folders or [], out, figure)
 
 
 @app.command(rich_help_panel="Before training")
@@ -317,7 +344,9 @@ def data(
     config_dir: ConfigDir = None,
 ) -> None:
     """Show what the model sees: class balance, lengths, prompts; or write the few-shot splits."""
-    commands.data.data(overrides or [], export, config_dir)
+    from mezo_cli.commands import data
+
+    data.data(overrides or [], export, config_dir)
 
 
 @app.command(rich_help_panel="Before training")
@@ -330,13 +359,17 @@ def doctor(
     """Check a setup before training: label words, data, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
-    commands.doctor.doctor(overrides or [], seconds, as_json, config_dir)
+    from mezo_cli.commands import doctor
+
+    doctor.doctor(overrides or [], seconds, as_json, config_dir)
 
 
 @app.command(rich_help_panel="Help")
 def env() -> None:
     """Print versions, device and cores, for a bug report."""
-    commands.env.env()
+    from mezo_cli.commands import env
+
+    env.env()
 
 
 def main(run: Callable[..., Any] = app) -> None:
@@ -361,7 +394,7 @@ def _run(run: Callable[..., Any]) -> NoReturn:
         _fail(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
-    except (MemoryError, SystemError) as error:  # of an import: what a run lacks is said by device_errors
+    except (MemoryError, SystemError) as error:  # of an import: what a run lacks is said by explain_device_errors
         _fail(f"not enough memory: {one_line(error)}", 2)
     except BrokenPipeError:
         discard_output(sys.stdout)  # or the flush at exit complains once more

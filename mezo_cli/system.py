@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from mezo_cli.errors import UserError, first_line, one_line, without_credentials
+from mezo_cli.errors import RunFailed, UserError, first_line, one_line, without_credentials
 
 LIBRARY_DEFAULTS = {
     # Threads that wait by spinning take the cores from each other when a machine is shared.
@@ -92,25 +92,20 @@ def source_digest() -> str:
     return total.hexdigest()
 
 
-def git_commit() -> str | None:
-    """Return the commit of the checkout that the package runs from; None if it is not in a checkout."""
-    return _git("rev-parse", "HEAD")
+def git_state() -> tuple[str | None, bool | None]:
+    """Return the commit of the checkout that the package runs from, and whether its tracked files differ from it.
 
-
-def git_dirty() -> bool | None:
-    """Return whether tracked files of that checkout differ from its commit; None if it is not in a checkout."""
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    return None if changed is None else bool(changed)
-
-
-def _git(*words: str) -> str | None:
+    Both are None if it is not in a checkout.
+    """
     if not (PACKAGE.parent / ".git").exists():
-        return None
+        return None, None
+    command = ["git", "-C", str(PACKAGE), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
-        command = ["git", "-C", str(PACKAGE), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
-        return None
+        return None, None
+    commit, *lines = done.stdout.splitlines()
+    return commit.removeprefix("# branch.oid "), any(not line.startswith("#") for line in lines)
 
 
 def device_name(device: Any) -> str:
@@ -274,11 +269,25 @@ def is_device_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(part in str(error).lower() for part in _DEVICE)
 
 
-def describe_device_error(error: BaseException) -> str:
-    """Return an error for which `is_device_error` is true in one line, without torch's advice."""
-    first = first_line(error)
-    reason = re.sub(r"^\[enforce fail[^]]*\][^.]*\. ", "", first).split(". ")[0]  # the CPU allocator's own place in C++
-    return f"out of memory: {reason}" if is_out_of_memory(error) else f"the device failed: {reason}"
+@contextlib.contextmanager
+def explain_device_errors(what: str, advice: str, raises: type[UserError | RunFailed] = UserError) -> Iterator[None]:
+    """Turn an error of the device inside the block into one line, without torch's advice; any other stays as it is.
+
+    Args:
+        what: was done: "loading model.path=demo". Left out of the line when empty.
+        advice: what to do when memory ran out, after "try".
+        raises: `UserError` before training begins, `RunFailed` after.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_device_error(error):
+            raise
+        # The CPU allocator begins with its own place in C++.
+        reason = re.sub(r"^\[enforce fail[^]]*\][^.]*\. ", "", first_line(error)).split(". ")[0]
+        where, full = f"{what}: " if what else "", is_out_of_memory(error)
+        said = f"out of memory: {reason}; try {advice}" if full else f"the device failed: {reason}"
+        raise raises(where + said) from error
 
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

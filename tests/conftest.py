@@ -156,7 +156,7 @@ def one_look_at_the_checkout() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         from mezo_cli import system
 
-        for name in ("versions", "git_commit", "git_dirty"):
+        for name in ("versions", "git_state"):
             patch.setattr(system, name, functools.cache(getattr(system, name)))
         yield
 

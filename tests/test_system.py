@@ -2,6 +2,7 @@
 
 import inspect
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mezo_cli import system
+from mezo_cli.errors import UserError
 from tests.command_line import environment
 
 # Free a small block between two that stay, often: glibc keeps such blocks, and malloc_trim(0) returns their pages.
@@ -74,8 +76,9 @@ def test_the_peak_memory_of_a_job_is_its_own() -> None:
 )
 def test_errors_of_the_device(error: Exception, said: str | None) -> None:
     assert system.is_device_error(error) == (said is not None)
-    if said is not None:
-        assert system.describe_device_error(error).startswith(said)
+    expected = type(error) if said is None else UserError
+    with pytest.raises(expected, match=re.escape(said or "")), system.explain_device_errors("", "less"):
+        raise error
 
 
 def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,12 +86,12 @@ def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pyt
     package.mkdir()
     (package / "system.py").write_text("1\n")
     monkeypatch.setattr(system, "PACKAGE", package)
-    git_dirty = inspect.unwrap(system.git_dirty)  # the session asks once
-    assert git_dirty() is None
+    git_state = inspect.unwrap(system.git_state)  # the session asks once
+    assert git_state() == (None, None)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
         subprocess.run([*git, *words], check=True)
     (tmp_path / "untracked").touch()
-    assert git_dirty() is False
+    assert git_state() == (subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip(), False)
     (package / "system.py").write_text("2\n")
-    assert git_dirty() is True
+    assert git_state()[1] is True

@@ -17,9 +17,8 @@ from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import ModelConfig, PeftConfig
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel, untie
-from mezo_cli.models.parameter_names import base_name
 from mezo_cli.models.quantized import describe, quantized_layers, row_factors
-from mezo_cli.models.stored_tensors import fingerprint, read_tensors
+from mezo_cli.models.stored_tensors import base_name, fingerprint, read_tensors
 
 WEIGHTS = "adapter_model.safetensors"
 BASE_FINGERPRINT = "mezo_base"  # key of the file's metadata; after it, how the base is quantised, if it is

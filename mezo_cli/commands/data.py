@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli.commands.new_run import load_encoder
+from mezo_cli.commands.execute import load_encoder
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Splits
 from mezo_cli.console import TextTable, make_console, make_table, print_line

@@ -21,7 +21,7 @@ def env() -> None:
         "cuda": ", ".join(gpus) or "none",
         "HF_ENDPOINT": os.environ.get("HF_ENDPOINT", "not set"),
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "not set"),
-        "commit": system.git_commit() or "not a checkout",
+        "commit": system.git_state()[0] or "not a checkout",
     }
     for name, value in lines.items():
         print_line(f"{name:14} {without_credentials(value)}")

@@ -122,7 +122,7 @@ def with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
 
 def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str, console: Console) -> "Evaluation":
     """Load the weights and the rows of a split, and evaluate."""
-    from mezo_cli.training.device_errors import explain_device_errors
+    from mezo_cli.system import explain_device_errors
     from mezo_cli.training.prepare import prepare
 
     def check(splits: Splits) -> None:

@@ -57,7 +57,7 @@ def predict(
             raise UserError(f"{opened.name} has task.demonstrations={task.demonstrations}, and {why}")
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
-        from mezo_cli.training.device_errors import explain_device_errors
+        from mezo_cli.system import explain_device_errors
         from mezo_cli.training.prepare import prepare
 
         ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.execute import execute
-from mezo_cli.commands.new_run import check_reward
+from mezo_cli.commands.execute import broadcast_run, check_reward, check_shareable, execute
 from mezo_cli.commands.open_run import open_stored
-from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import own_code
 from mezo_cli.config.own_code import split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
@@ -71,7 +69,7 @@ def resume_run(
     Args:
         ranks: those that share the run.
     """
-    claimed = broadcast_run(ranks, lambda: _claim(path, overrides, quiet, new_reward))
+    claimed = broadcast_run(ranks, _claim(path, overrides, quiet, new_reward) if ranks.is_first else None)
     if claimed is None:
         return
     run, new = claimed

@@ -3,11 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from mezo_cli.commands.execute import execute
-from mezo_cli.commands.new_run import check_new_run
-from mezo_cli.commands.ranks import broadcast_run, check_shareable
+from mezo_cli.commands.execute import broadcast_run, check_new_run, check_shareable, execute
 from mezo_cli.config import compose
-from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.console import announce, training_output
 from mezo_cli.distributed.launch import check_command
@@ -30,14 +27,13 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False)
             check_shareable(job.config, ranks.size)
             ranks.start(job.config)
         with training_output(quiet) as console:
-
-            def create() -> tuple[Run, Config]:
+            new = None
+            if ranks.is_first:
                 Run.check_free(job.directory)
                 check_new_run(job.config)
-                return Run.create(job.directory, to_yaml(job.config), list(sys.argv)), job.config
-
-            created = broadcast_run(ranks, create)
-            assert created is not None
-            run = created[0]
+                new = Run.create(job.directory, to_yaml(job.config), list(sys.argv)), job.config
+            shared = broadcast_run(ranks, new)
+            assert shared is not None
+            run = shared[0]
             announce(run.path, quiet)
             execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends

@@ -1,15 +1,12 @@
-"""Sample row numbers: the published code's few-shot splits, a held-out dev set, and a cap on evaluation rows.
+"""Sample row numbers: the published code's few-shot splits, and a held-out dev set.
 
 All functions take row counts or label indices only. The published code draws from numpy's legacy global generator;
 `RandomState(seed)` gives the same numbers and leaves the global generator alone.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
-
-Row = TypeVar("Row")
 
 TEST_ROWS = 1000  # the published code evaluates on at most this many test rows
 TEST_SEED = 42  # and draws them with this seed, whatever the data seed
@@ -88,15 +85,3 @@ def sample(count: int, train: int, dev: int, seed: int) -> tuple[list[int], list
     """
     order = np.random.RandomState(seed).permutation(count)[: train + dev].tolist()
     return order[:train], order[train:]
-
-
-def limit(rows: list[Row], cap: int | None) -> list[Row]:
-    """Return a uniform sample of `cap` rows, in their order; all rows if there are no more than that.
-
-    The seed is fixed, so that runs with different seeds are evaluated on the same rows. The sample of a smaller cap is
-    a subset of that of a larger cap.
-    """
-    if cap is None or len(rows) <= cap:
-        return rows
-    kept = np.random.RandomState(TEST_SEED).permutation(len(rows))[:cap]
-    return [rows[i] for i in sorted(kept.tolist())]

@@ -1,7 +1,7 @@
 """Select the rows of train, dev and test from a data source; `load` returns them, `export` writes them.
 
 `describe` counts the rows and words of splits, `shared_rows` the rows that two of them share: scores on these are too
-good.
+good. `limit` caps the rows that are evaluated.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from mezo_cli.errors import UserError, join
 from mezo_cli.runs.atomic import write_error, write_file, write_folder
 
 log = logging.getLogger("mezo")
+
+Row = TypeVar("Row")
 
 
 def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
@@ -83,9 +85,21 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
         test = test.take(fewshot.sample(count, min(data.test_size, count), 0, seed)[0])
     draws_all = data.shots is None and data.train_size is None  # for demonstrations: rows held out as dev included
     if data.eval_limit is not None:
-        dev = dev.take(fewshot.limit([*range(len(dev.labels))], data.eval_limit))
-        test = test and test.take(fewshot.limit([*range(len(test.labels))], data.eval_limit))
+        dev = dev.take(limit([*range(len(dev.labels))], data.eval_limit))
+        test = test and test.take(limit([*range(len(test.labels))], data.eval_limit))
     return Source(train, dev, test, notes, source.revision, whole if draws_all else train)
+
+
+def limit(rows: list[Row], cap: int | None) -> list[Row]:
+    """Return a uniform sample of `cap` rows, in their order; all rows if there are no more than that.
+
+    The seed is fixed, so that runs with different seeds are evaluated on the same rows. The sample of a smaller cap is
+    a subset of that of a larger cap.
+    """
+    if cap is None or len(rows) <= cap:
+        return rows
+    kept = np.random.RandomState(fewshot.TEST_SEED).permutation(len(rows))[:cap]
+    return [rows[i] for i in sorted(kept.tolist())]
 
 
 def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
@@ -205,7 +219,7 @@ def export(
         for name, rows in open_other_tests(task, selected.test).items():
             count = len(rows.labels)
             kept = list(range(count)) if data.shots is None else fewshot.published_test(count)
-            parts[f"{test_stem.partition('_')[0]}_{name}"] = rows.take(fewshot.limit(kept, data.eval_limit))
+            parts[f"{test_stem.partition('_')[0]}_{name}"] = rows.take(limit(kept, data.eval_limit))
     tables = {stem: rows.table for stem, rows in parts.items() if rows is not None}
     contents = {stem + table.suffix: table.export().encode() for stem, table in tables.items()}
     _check_output(out, contents)

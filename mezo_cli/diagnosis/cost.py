@@ -14,7 +14,8 @@ from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, Deadline, Section, count, percent
 from mezo_cli.models.loading import DTYPES
-from mezo_cli.models.parameter_names import count_parameters, format_names
+from mezo_cli.models.quantized import count_parameters
+from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.optim import optimizer_class
 from mezo_cli.training.loop import TRAIN_ROWS
 from mezo_cli.training.prepare import Prepared

@@ -13,9 +13,9 @@ from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
+from mezo_cli.system import explain_device_errors
 from mezo_cli.training.linear_probe import find_output_layer
-from mezo_cli.training.prepare import Prepared, prepare
+from mezo_cli.training.prepare import Prepared, prepare, smaller_batches
 from mezo_cli.training.session import Session
 
 WORDS, SIGNAL, COST = 0.15, 0.4, 0.35  # fractions of the time that is left when the check begins

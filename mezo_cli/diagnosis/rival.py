@@ -26,7 +26,7 @@ from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.config.validation import check_rules
 from mezo_cli.diagnosis.findings import NOTE, OK, UNKNOWN, Deadline, Section
 from mezo_cli.errors import UserError, join
-from mezo_cli.models.parameter_names import count_parameters
+from mezo_cli.models.quantized import count_parameters
 from mezo_cli.training.session import Session
 
 STEPS = 3

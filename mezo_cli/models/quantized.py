@@ -248,3 +248,9 @@ def describe(model: nn.Module) -> str:
     """Return how a base is quantised: int8, "nf4 (bitsandbytes 0.50.2)", or none."""
     layer = next(iter(quantized_layers(model).values()), None)
     return "none" if layer is None else f"{layer.how} ({layer.library})" if layer.library else layer.how
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of scalars in a model, without the frozen originals of modules that `peft` has copied."""
+    quantised = sum(layer.in_features * layer.out_features for layer in quantized_layers(model).values())
+    return quantised + sum(p.numel() for name, p in model.named_parameters() if ".original_module." not in name)

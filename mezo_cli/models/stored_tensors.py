@@ -1,4 +1,4 @@
-"""The tensors of files: those of a checkpoint against the model that was built from its config.json, those of a start.
+"""The tensors of files, and their names: those of a checkpoint against the model made from config.json, of a start.
 
 transformers drops a tensor that the model does not use, and converts integers to floats. Both can mean that config.json
 belongs to another checkpoint: with fewer layers than the file has, the model loads and gives other scores.
@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
-from mezo_cli.models.parameter_names import format_names
 from mezo_cli.models.quantized import describe, quantized_layers
 from mezo_cli.models.streaming import streamed_layers
 from mezo_cli.system import release_file_pages
 
 log = logging.getLogger("mezo")
 
+MAX_SHOWN = 6  # names in one line
+WRAPPERS = re.compile(r"\.(modules_to_save\.default|original_module|base_layer|default)(?=\.)")
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 
@@ -91,6 +92,31 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or missing: {error}") from error
+
+
+# --- names ---
+
+
+def base_name(name: str) -> str:
+    """Return a parameter's name without what `peft` inserts: the base model's name for it, where it has the tensor."""
+    return WRAPPERS.sub("", name)
+
+
+def format_names(names: Iterable[str]) -> str:
+    """Return names in short: layer numbers as *, and names that differ in one part as one name with braces."""
+    rows = [tuple(re.sub(r"\.\d+\.", ".*.", base_name(name)).split(".")) for name in names]
+    for position in range(1, max(map(len, rows)) + 1):  # parts counted from the end
+        groups: dict[Any, dict[str, None]] = {}
+        for row in rows:
+            head, part, tail = row[:-position], row[-position:][:1], row[len(row) - position + 1 :]
+            groups.setdefault((head, tail), {})[part[0] if len(row) >= position else ""] = None
+        rows = [
+            (*head, next(iter(parts)) if len(parts) == 1 else f"{{{','.join(parts)}}}", *tail)
+            for (head, tail), parts in groups.items()
+        ]
+    shown = [".".join(part for part in row if part) for row in rows]
+    more = f" and {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else ""
+    return ", ".join(shown[:MAX_SHOWN]) + more
 
 
 # --- the start of a run ---

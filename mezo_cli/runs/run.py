@@ -529,6 +529,7 @@ def _why_no_run(path: Path) -> str:
 
 def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:
     """Return the content of run.json of a run that this process creates now. It runs once `Run.tracked` says so."""
+    commit, is_dirty = system.git_state()
     return {
         "format": FORMAT,
         "status": "interrupted",
@@ -540,8 +541,8 @@ def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:
         "end": None,
         "error": None,
         "versions": system.versions(),
-        "git_commit": system.git_commit(),
-        "git_dirty": system.git_dirty(),
+        "git_commit": commit,
+        "git_dirty": is_dirty,
         "config_sha256": hashlib.sha256(config_yaml.encode()).hexdigest(),
     }
 

@@ -13,22 +13,21 @@ from mezo_cli import system
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import progress_reporter
-from mezo_cli.data.fewshot import limit
-from mezo_cli.data.splits import shared_rows
+from mezo_cli.data.splits import limit, shared_rows
 from mezo_cli.distributed.ranks import current
 from mezo_cli.engine.running import running_engine
 from mezo_cli.errors import RunFailed, join
-from mezo_cli.models.parameter_names import format_names
 from mezo_cli.models.quantized import describe
+from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.runs import Run, recovery
+from mezo_cli.system import explain_device_errors
 from mezo_cli.training import precision, restore
-from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
 from mezo_cli.training.divergence import Divergence, check_finite
 from mezo_cli.training.evaluations import Evaluations
 from mezo_cli.training.finish import finish, stop_early
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.linear_probe import fit_output_layer
-from mezo_cli.training.prepare import Prepared, check_same_weights, prepare
+from mezo_cli.training.prepare import Prepared, check_same_weights, prepare, smaller_batches
 from mezo_cli.training.run_log import RunLog
 
 log = logging.getLogger("mezo")

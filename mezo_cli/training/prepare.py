@@ -14,6 +14,7 @@ import torch
 
 from mezo_cli import data, models
 from mezo_cli.adapters.adapter import attach
+from mezo_cli.adapters.base import find_method
 from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
@@ -28,9 +29,8 @@ from mezo_cli.optim.first_order import set_rate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import noise_of
 from mezo_cli.perturb.params import Params
-from mezo_cli.system import is_device_error
+from mezo_cli.system import explain_device_errors, is_device_error
 from mezo_cli.tasks.generate import PromptRow
-from mezo_cli.training.device_errors import explain_device_errors, smaller_batches, smaller_model
 from mezo_cli.training.forgetting import read_kept_rows
 from mezo_cli.training.session import Session
 
@@ -195,3 +195,22 @@ def _build_session(
     ranks = current()
     forward.ranks = ranks if ranks.split == "directions" else ALONE
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
+
+
+# --- what to lower when memory runs out ---
+
+
+def smaller_model(config: Config) -> str:
+    """Return the advice for a model that does not fit."""
+    setting = find_method(config.peft).size_setting
+    size = f"a lower peft.{setting} (now {getattr(config.peft, setting)}), " if setting else ""
+    return f"{size}a smaller model or a device with more memory (model.device)"
+
+
+def smaller_batches(config: Config) -> str:
+    """Return the advice for batches that do not fit."""
+    advice = f"a lower batch_size (now {config.batch_size}) or eval_batch_size (now {config.eval_batch_size})"
+    if config.optimizer.needs_backward and not config.model.checkpoint_activations:
+        advice += ", model.checkpoint_activations=true"
+    now = "null" if config.micro_batch_size is None else config.micro_batch_size
+    return f"{advice}, or a lower micro_batch_size (now {now}), which leaves the loss as it is"

@@ -18,13 +18,13 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.errors import RunFailed, UserError
-from mezo_cli.models.parameter_names import count_parameters
+from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
 from mezo_cli.runs import Run, recovery
-from mezo_cli.training.device_errors import explain_device_errors, smaller_batches
-from mezo_cli.training.prepare import Prepared, prepare
+from mezo_cli.system import explain_device_errors
+from mezo_cli.training.prepare import Prepared, prepare, smaller_batches
 
 log = logging.getLogger("mezo")
 

@@ -19,8 +19,8 @@ from mezo_cli.console import progress_log
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
-from mezo_cli.training.device_errors import explain_device_errors, smaller_model
-from mezo_cli.training.prepare import load_session
+from mezo_cli.system import explain_device_errors
+from mezo_cli.training.prepare import load_session, smaller_model
 from mezo_cli.training.session import Session
 
 log = logging.getLogger("mezo")

@@ -10,7 +10,7 @@ from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
-from mezo_cli.models.parameter_names import count_parameters
+from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.base import BatchLoss, Objective
 from mezo_cli.objectives.prediction import Predicted
 from mezo_cli.optim import Optimizer, StepResult

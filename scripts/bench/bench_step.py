@@ -155,8 +155,7 @@ def measure(shape: str, spec: str, args: argparse.Namespace, until: float) -> di
         "device": str(device),
         "limits": limits(),
         "load": [round(value, 1) for value in [*load, os.getloadavg()[0]]],  # before and after, this process included
-        "commit": system.git_commit(),
-        "dirty": system.git_dirty(),
+        **dict(zip(("commit", "dirty"), system.git_state(), strict=True)),
         "versions": system.versions(),
         "date": datetime.now(UTC).date().isoformat(),
         "command": shlex.join(["python", "scripts/bench/bench_step.py", *sys.argv[1:]]),

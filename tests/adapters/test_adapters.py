@@ -23,7 +23,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM
-from mezo_cli.models.parameter_names import format_names
+from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction

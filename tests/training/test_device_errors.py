@@ -12,7 +12,6 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.encoders import Mlm
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
-from mezo_cli.training import precision
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import ready
@@ -75,7 +74,7 @@ def test_while_loading(
 
 
 def test_before_the_first_step(roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raising(monkeypatch, precision, "check", FULL)
+    raising(monkeypatch, Objective, "check_start", FULL)
     line = error_line(mezo("train", *small(roberta, movies, tmp_path / "run")))
     assert "before the first step: out of memory: CUDA out of memory; try a lower batch_size (now 8)" in line
 
