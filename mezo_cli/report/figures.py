@@ -22,7 +22,7 @@ from mezo_cli.optim import optimizer_class
 from mezo_cli.report.document import projected_grads, thin
 from mezo_cli.report.frame import Entry
 from mezo_cli.report.groups import Group
-from mezo_cli.report.output import make_table, write_output
+from mezo_cli.report.output import write_output
 from mezo_cli.report.settings import format_mean, format_score, is_fraction, scale
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
@@ -75,22 +75,20 @@ SIZE, WIDE = (400, 240), (440, 280)  # of a figure in a page, in SVG units
 MARGINS = (46, 14, 40, 22)  # left, right, bottom, top
 SHOWN_LABELS = 6  # in the figure of predictions; the rest are counted together
 CURVE_POINTS = 240  # at most, of a smoothed curve
-TABLE_ROWS = 24  # at most, in a table behind a figure
 FEWEST = 10  # values that are smoothed at all
 SMOOTHING = 20  # a smoothed point is the mean over about this fraction (1/20) of the curve
-ROUNDING = 1e-9  # of the greatest size: what is smaller came of rounding, and is counted beside the histogram
+ROUNDING = 1e-9  # of the greatest size: what is smaller came of rounding, and is not drawn
 FEW = 40  # points up to which each is marked
 
 
 class Drawn(NamedTuple):
-    """What is said about a drawing: a note on what is seen in it or how it was computed (may be empty), the numbers.
+    """What is said about a drawing: its title, and a note on what is seen in it or how it was computed (may be empty).
 
-    The index of the numbers is the step. The legend has (colour name, text) of each series; none of a single one.
+    The legend has (colour name, text) of each series; none of a single one.
     """
 
     title: str
     note: str
-    numbers: pd.DataFrame
     legend: Sequence[tuple[str, str]] = ()
 
 
@@ -117,21 +115,19 @@ def bars(axes: "Axes", fractions: pd.DataFrame) -> None:
     axes.yaxis.set_major_formatter("{x:g}%")
 
 
-def hist(axes: "Axes", sizes: np.ndarray) -> dict[str, int]:
-    """Draw positive values in about sqrt(n) bins, 6 to 30, equally wide on a logarithmic scale; return their counts."""
+def hist(axes: "Axes", sizes: np.ndarray) -> None:
+    """Draw positive values in about sqrt(n) bins, 6 to 30, equally wide on a logarithmic scale."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     low, high = float(sizes.min()) / 1.01, float(sizes.max()) * 1.01  # as rounding may put the ends outside
     edges = np.geomspace(low, high, min(30, max(6, int(np.sqrt(sizes.size)))) + 1)
-    counts = axes.hist(sizes, edges.tolist(), color=colour("c4"), edgecolor=colour("page"), lw=0.8)[0]
+    axes.hist(sizes, edges.tolist(), color=colour("c4"), edgecolor=colour("page"), lw=0.8)
     ticks = sorted({f"{tick:.2g}" for tick in np.geomspace(low, high, 4)}, key=float)
     axes.set_xscale("log")
     axes.set_xticks([*map(float, ticks)], [f"{float(tick):g}" for tick in ticks])
     axes.minorticks_off()
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    ends = zip(edges[:-1], edges[1:], np.asarray(counts), strict=True)
-    return {f"{left:.3g} to {right:.3g}": int(count) for left, right, count in ends}
 
 
 def step_axis(axes: "Axes", label: str = "step") -> None:
@@ -178,27 +174,22 @@ def _split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 def draw_batches(axes: "Axes", rows: pd.DataFrame, dev: pd.DataFrame) -> Drawn:
     """Draw the values of the steps thin and, over them, their mean over neighbours; of a reward the band, and dev."""
     window = 2 * max(len(rows) // (2 * SMOOTHING), 1) + 1 if len(rows) >= FEWEST else 1
-    columns = rows[["value", "low", "high"]].astype(float)
-    smooth = columns.rolling(window, center=True, min_periods=1).mean()
+    smooth = rows[["value", "low", "high"]].astype(float).rolling(window, center=True, min_periods=1).mean()
     is_reward = rows["metric"].iloc[0] == "reward"
     if window > 1 and not is_reward:
         axes.plot(rows["value"], color=colour("c1"), alpha=0.5, linewidth=0.8)
-    curve(axes, _thin(smooth, CURVE_POINTS), "c1", **({"marker": ""} if window > 1 else {}))
+    curve(axes, smooth.iloc[thin(range(len(smooth)), CURVE_POINTS)], "c1", **({"marker": ""} if window > 1 else {}))
     step_axis(axes)
     if not is_reward:
         note = f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
-        return Drawn("Training loss", note, _thin(pd.DataFrame({"loss": rows["value"], "smoothed": smooth["value"]})))
+        return Drawn("Training loss", note)
     note = "The band is from the least to the greatest reward of the members of a step."
     note += f" Lines: means of {window} neighbouring values." if window > 1 else ""
     legend = [("c1", "train, mean of the members")]
     if "reward" in dev:
         curve(axes, pd.DataFrame({"value": dev["reward"]}), "c3")
         legend.append(("c3", "dev"))
-    return Drawn("Reward", note, _thin(columns.set_axis(["reward", "least", "greatest"], axis=1)), legend)
-
-
-def _thin(numbers: pd.DataFrame, most: int = TABLE_ROWS) -> pd.DataFrame:
-    return numbers.iloc[thin(range(len(numbers)), most)]
+    return Drawn("Reward", note, legend)
 
 
 def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
@@ -215,11 +206,9 @@ def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
     axes.annotate(f"best {best}", place, textcoords="offset points", weight="bold", **side)
     score_axis(axes, metric)
     step_axis(axes)
-    order = sorted(dev, key=lambda name: (name == "loss", name != metric))
-    numbers = pd.DataFrame({f"{name}{' %' * is_fraction(name)}": scale(name) * dev[name] for name in order})
     start = format_score(metric, dev[metric].iloc[0], "%")
     note = f"Dashed: {start} before the first step. Best: {best} at step {at}."
-    return Drawn(f"{metric.capitalize()} on dev", note, _thin(numbers))
+    return Drawn(f"{metric.capitalize()} on dev", note)
 
 
 def draw_labels(axes: "Axes", fractions: pd.DataFrame) -> Drawn:
@@ -232,8 +221,7 @@ def draw_labels(axes: "Axes", fractions: pd.DataFrame) -> Drawn:
     bars(axes, fractions)
     step_axis(axes)
     note = "The share of the dev rows that get each label. One band that fills the height is a collapse."
-    legend = [*zip(SERIES, map(str, fractions), strict=False)]
-    return Drawn("Predictions per label", note, _thin(100 * fractions).add_suffix(" %"), legend)
+    return Drawn("Predictions per label", note, [*zip(SERIES, map(str, fractions), strict=False)])
 
 
 def draw_gradients(axes: "Axes", run: Entry, gradients: np.ndarray) -> Drawn:
@@ -241,13 +229,12 @@ def draw_gradients(axes: "Axes", run: Entry, gradients: np.ndarray) -> Drawn:
     optimizer, sizes = optimizer_class(run.config.optimizer), np.abs(gradients.astype(np.float64)).ravel()
     size, words = f"|{optimizer.symbol}|", optimizer.scalar.replace("grad", "gradient").replace("_", " ")
     drawn, zeros = sizes[sizes > sizes.max() * ROUNDING], int((sizes == 0).sum())
-    tiny = sizes.size - zeros - drawn.size
     note = f"{zeros:,} of {sizes.size:,} are exactly 0 ({100 * zeros / sizes.size:.1f}%)"
-    note += f"; {tiny:,} of less than {ROUNDING:g} of the greatest are not drawn" if tiny else ""
     note += f"; mean {sizes.mean():.3g}, from {sizes.min():.3g} to {sizes.max():.3g}."
-    bins = {"0": zeros} | (hist(axes, drawn) if drawn.size else {})
+    if drawn.size:
+        hist(axes, drawn)
     axes.set_xlabel(size, loc="right")
-    return Drawn(f"Size of the {words} {size}", note, pd.Series(bins, name="samples").rename_axis(size).to_frame())
+    return Drawn(f"Size of the {words} {size}", note)
 
 
 # --- groups against forwards ---
@@ -257,8 +244,8 @@ def panels(groups: Sequence[Group], table: pd.DataFrame) -> dict[str, list[Line]
     """Return title -> lines of one panel per task, metric and kind of data, without groups that were never evaluated.
 
     A line is a group and a row for each step at which its runs were evaluated on dev: those that `compare` picks, all
-    as long as none has finished. The index is the forwards of a batch; value (the mean), std (the population's), low
-    and high (one std from the mean) of the metric as it is shown, runs (how many).
+    as long as none has finished. The index is the forwards of a batch; value (the mean), low and high (one std of the
+    population from it, where it is above 0) of the metric as it is shown.
     """
     dev, found = dict(iter(table[table.split == "dev"].groupby("group"))), defaultdict(list)
     for group in groups:
@@ -268,9 +255,9 @@ def panels(groups: Sequence[Group], table: pd.DataFrame) -> dict[str, list[Line]
         rows = rows[(rows.metric == group.metric) & (rows.run.isin(picked) | (not picked))]
         steps = rows.assign(value=scale(group.metric) * rows.value).groupby("step")
         line = pd.DataFrame({"forwards": steps["forwards"].mean(), "value": steps["value"].mean()})
-        line = line.assign(std=steps["value"].std(ddof=0), runs=steps.size())
-        if line["std"].any():
-            line = line.assign(low=line["value"] - line["std"], high=line["value"] + line["std"])
+        std = steps["value"].std(ddof=0)
+        if std.any():
+            line = line.assign(low=line["value"] - std, high=line["value"] + std)
         title = f"{group.task}{' (demo data)' if group.demo else ''}: {group.metric} on dev"
         found[title].append((group, line.set_index("forwards")))
     return found
@@ -304,12 +291,10 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
     score_axis(axes, lines[0][0].metric)
     step_axis(axes, "forwards")
     rest = len(lines) - len(legend)
-    legend += [("quiet", f"{rest} more, in the table")] * bool(rest)
-    tables = [_thin(rows, TABLE_ROWS // 2).reset_index().assign(group=group.title) for group, rows in lines]
-    numbers = pd.concat(tables).rename(columns={"value": "mean"}).set_index("group")
+    legend += [("quiet", f"{rest} more")] * bool(rest)
     note = "Lines: mean over the seeds, with a band of one standard deviation. Filled diamonds: test at the best"
     note += " checkpoint. Hollow diamonds: the paper's test score."
-    return Drawn(title, note, numbers[["forwards", "mean", "std", "runs"]], legend)
+    return Drawn(title, note, legend)
 
 
 # --- for a paper ---
@@ -370,7 +355,7 @@ def drawing(**style: Any) -> Iterator[None]:
 
 
 def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *what: Any) -> dict[str, Any]:
-    """Return a figure of a page: what `Drawn` has, the drawing and a table of numbers. Call it inside `drawing`.
+    """Return a figure of a page: what `Drawn` has, and the drawing. Call it inside `drawing`.
 
     `name` is unique in the page: the ids inside the SVG follow from it. `size` is in SVG units.
     """
@@ -384,16 +369,7 @@ def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *w
     axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3))
     drawn = draw(axes, *what)
     svg = inline_svg(sheet, name, f"{drawn.title}. {drawn.note}") if axes.has_data() else ""
-    numbers = drawn.numbers.reset_index()
-    table = make_table("", numbers.map(_format_number), left=int(numbers.dtypes.iloc[0].kind == "O"))
-    return {**drawn._asdict(), "svg": svg, "table": table}
-
-
-def _format_number(value: Any) -> str:
-    """Return a text as it is, a whole number with its thousands, any other with four digits."""
-    if isinstance(value, str):
-        return value
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+    return {**drawn._asdict(), "svg": svg}
 
 
 def inline_svg(sheet: Any, name: str, label: str) -> str:
