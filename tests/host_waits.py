@@ -1,7 +1,6 @@
 """Count where the host waits for a device, and what it copies to it, by the line of the code that does it."""
 
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,6 @@ class HostWaits(TorchDispatchMode):
         read: stands in for reading values, (shape) -> nested lists of floats, on a device that has none. None: read.
 
     Attributes:
-        operations: the number of operations on tensors of the device.
-        launches: of these, those whose result is not a view of an argument.
-        names: how often each operation was dispatched on tensors of the device, by name.
         shapes: of each operation on the device in turn, its name and the shapes of its tensors.
         noise: of each call of a noise kernel, where its arrays and its other tensors are: (storage, offset, shape).
     """
@@ -49,8 +45,6 @@ class HostWaits(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.copies: list[str] = []
-        self.operations = self.launches = 0
-        self.names: Counter[str] = Counter()
         self.shapes: list[tuple[str, list[torch.Size]]] = []
         self.noise: list[tuple[list[Place], list[Place]]] = []
         self._held: list[Any] = []  # so that no new tensor gets the address of an old one
@@ -74,13 +68,10 @@ class HostWaits(TorchDispatchMode):
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         on_device = any(x.device.type != "cpu" for x in given)
         if on_device and not name.startswith("prim::"):
-            self.operations += 1
-            self.names[name] += 1
             self.shapes.append((name, [x.shape for x in given]))
             if name == "mezo::noise":
                 self._held += [x.untyped_storage() for x in given]
                 self.noise.append(([place(x) for x in args[1]], [place(x) for x in args[2]]))
-            self.launches += not is_view(function)
             indices = [x for x in tree_leaves(args[1]) if isinstance(x, Tensor)] if name in INDEXING else []
             if name in WAITING or any(x.dtype in (torch.bool, torch.uint8) for x in indices):
                 self.waits.append(f"{name} {calling_line()}")
@@ -131,12 +122,6 @@ def moved(one: HostWaits, other: HostWaits) -> list[str]:
             found.append(f"noise {i}: {arrays[0]} {rest}, then {arrays_then[0]} {rest_then}")
     fixed = sum(a[1][0] == b[1][0] for a, b in zip(one.noise, other.noise, strict=False))
     return found if fixed else [*found, "no call of the noise is where it was"]
-
-
-def is_view(function: Any) -> bool:
-    """Return whether an operation returns a view of its argument, without a write or a computation."""
-    shares = [x.alias_info for x in function._schema.arguments if x.alias_info is not None]
-    return function._schema.name == "aten::_unsafe_view" or any(not alias.is_write for alias in shares)
 
 
 def calling_line() -> str:

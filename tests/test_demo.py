@@ -1,9 +1,6 @@
-"""The embedded demo: data balanced, varied and clean across splits; a model that loads and speaks the labels' words."""
+"""The embedded demo: a model that loads, speaks the labels' words, hears the difference, and gains by MeZO."""
 
 import json
-import re
-from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,67 +12,9 @@ import mezo_cli
 from tests.command_line import process
 
 DEMO = Path(mezo_cli.__file__).parent / "demo"
-SIZES = {"train": 848, "dev": 440, "test": 440}
 LABEL_WORDS = ["terrible", "great", "bad", "okay", "good", "Yes", "No", "Maybe"]
 LABEL_WORDS += ["Description", "Entity", "Expression", "Human", "Location", "Number"]
 LABEL_WORDS += ["subjective", "objective", "incorrect", "correct"]
-
-
-def rows(split: str) -> list[tuple[str, str]]:
-    with (DEMO / "data" / f"{split}.jsonl").open(encoding="utf-8") as file:
-        read = [json.loads(line) for line in file]
-    assert all(list(row) == ["sentence", "label"] for row in read)
-    return [(row["sentence"], row["label"]) for row in read]
-
-
-def words(sentence: str) -> list[str]:
-    return re.findall(r"[a-z0-9']+", sentence.lower())
-
-
-ALL = {split: rows(split) for split in SIZES}
-EVERY = [(split, *row) for split, read in ALL.items() for row in read]
-
-
-@pytest.mark.parametrize("split", SIZES)
-def test_splits_are_balanced_and_mixed(split: str) -> None:
-    labels = [label for _, label in ALL[split]]
-    assert Counter(labels) == {"negative": SIZES[split] // 2, "positive": SIZES[split] // 2}
-    changes = sum(a != b for a, b in pairwise(labels))
-    assert changes > len(labels) / 4  # not one class after another
-
-
-def test_sentences_are_clean() -> None:
-    for split, sentence, _ in EVERY:
-        assert sentence == sentence.strip(), (split, sentence)
-        assert sentence.isprintable(), (split, sentence)
-        assert "  " not in sentence, (split, sentence)
-        assert "<" not in sentence, (split, sentence)
-        assert 3 <= len(words(sentence)) <= 40, (split, sentence)
-
-
-def test_no_near_duplicates() -> None:
-    """Two sentences share less than 0.8 of their words, and less than 0.65 across splits."""
-    sets = sorted(
-        ((split, sentence, frozenset(words(sentence))) for split, sentence, _ in EVERY), key=lambda row: len(row[2])
-    )
-    for number, (one, a, x) in enumerate(sets):
-        for two, b, y in sets[number + 1 :]:
-            if len(x) < 0.65 * len(y):  # and so for all longer ones: they share less than 0.65
-                break
-            assert len(x & y) / len(x | y) < (0.8 if one == two else 0.65), (one, a, two, b)
-
-
-def test_no_word_gives_the_label_away() -> None:
-    """Sentiment words are natural, but no single one, nor a length, may carry the task."""
-    seen: dict[str, Counter[str]] = {"negative": Counter(), "positive": Counter()}
-    for _, sentence, label in EVERY:
-        seen[label].update(set(words(sentence)))
-    half = len(EVERY) / 2
-    for word in seen["negative"] | seen["positive"]:
-        gap = abs(seen["negative"][word] - seen["positive"][word]) / half
-        assert gap < 0.15, word
-    means = [sum(len(words(s)) for _, s, y in EVERY if y == label) / half for label in seen]
-    assert abs(means[0] - means[1]) < 1.0
 
 
 def test_the_model_loads_whole() -> None:
@@ -111,10 +50,10 @@ def test_the_model_hears_the_difference() -> None:
     terrible, great = (tokenizer(f" {w}", add_special_tokens=False)["input_ids"][0] for w in ("terrible", "great"))
     margins: dict[str, list[float]] = {"negative": [], "positive": []}
     with torch.inference_mode():
-        for sentence, label in ALL["test"]:
-            ids = tokenizer(f"{sentence} It was<mask>.", return_tensors="pt")["input_ids"]
+        for row in map(json.loads, (DEMO / "data" / "test.jsonl").read_text(encoding="utf-8").splitlines()):
+            ids = tokenizer(f"{row['sentence']} It was<mask>.", return_tensors="pt")["input_ids"]
             scores = model(input_ids=ids).logits[0, ids[0].tolist().index(tokenizer.mask_token_id)]
-            margins[label].append((scores[great] - scores[terrible]).item())
+            margins[row["label"]].append((scores[great] - scores[terrible]).item())
     wins = [p > n for p in margins["positive"] for n in margins["negative"]]
     assert sum(wins) / len(wins) > 0.65
 

@@ -1,6 +1,5 @@
 """A small campaign of each kind; `make campaign` runs the large one (docs/concepts/reliability.md)."""
 
-import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from tests.campaign import flips, mistakes, power_cut, stops
 from tests.campaign.cases import CASES, SMALL, Job, Lab, build
-from tests.campaign.power_cut import Folder, disk_after, promised
+from tests.campaign.power_cut import disk_after
 
 SEED = 1
 
@@ -47,41 +46,6 @@ def test_kills_and_flips_of_every_kind_of_run(tmp_path: Path) -> None:
 
 
 # --- the harness itself ---
-
-
-def test_the_disk_keeps_what_was_synced_and_no_more(tmp_path: Path) -> None:
-    disk, number = Folder(), itertools.count()
-
-    def after(names: str, data: str) -> dict[str, bytes]:
-        folder = tmp_path / str(next(number))
-        disk.cut(folder, (names, data), random.Random(0))
-        return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-    disk.do(("create", "a", None))
-    disk.do(("write", "a", (0, b"one")))
-    assert after("none", "all") == {}
-    assert after("all", "none") == {"a": b""}
-    assert after("all", "all") == {"a": b"one"}
-    disk.do(("fsync", "a", None))
-    assert after("none", "all") == {}
-    assert after("all", "none") == {"a": b"one"}
-    disk.do(("fsync", "", None))
-    disk.do(("write", "a", (3, b"two")))
-    assert after("none", "none") == {"a": b"one"}
-    assert after("none", "all") == {"a": b"onetwo"}
-    assert after("none", "zeros")["a"].startswith(b"one")
-    assert len(after("none", "zeros")["a"]) == 6
-    disk.do(("create", "b", None))
-    disk.do(("rename", "b", "a"))
-    assert after("none", "none") == {"a": b"one"}
-    assert after("all", "none") == {"a": b""}
-
-
-def test_an_evaluation_is_promised_once_the_run_goes_on() -> None:
-    line = b'{"kind": "eval", "step": 3, "split": "dev"}\n'
-    log: list[tuple[str, str, object]] = [("write", "metrics.jsonl", (0, line)), ("fsync", "metrics.jsonl", None)]
-    assert promised(log) is None
-    assert promised([*log, ("write", "trajectory.bin", (0, b"x"))]) == 3
 
 
 @pytest.mark.slow
