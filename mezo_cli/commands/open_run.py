@@ -69,7 +69,8 @@ def open_stored(path: Path) -> tuple[Run, Config]:
     """Open a run directory; return the run and its config."""
     run = Run.open(path)
     config = read_config(path / "config.yaml")
-    run.check_finished(config.steps, config.optimizer.replayable)
+    if run.status() == "finished":
+        run.recorded_steps(config.optimizer.replayable, run.read_summary())  # refuses damage
     return run, config
 
 

@@ -152,9 +152,10 @@ def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> 
 
     One that `max_seconds` has ended continues where a limit is given, also the same again: each process has its own.
     """
-    limited = (run.info().get("stopped") or {}).get("by") == "max_seconds"
-    again = limited and any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
-    return run.steps_at_end(config.steps) < new.steps and (new != config or again)
+    stopped = run.info().get("stopped") or {}
+    is_given = any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
+    again = is_given and stopped.get("by") == "max_seconds"
+    return stopped.get("step", config.steps) < new.steps and (new != config or again)
 
 
 def _write_new_end(run: Run, new: Config, was_finished: bool) -> None:

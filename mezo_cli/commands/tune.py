@@ -231,7 +231,7 @@ class _Search:
         if not lines:
             raise UserError(why_not_finished(run.path, end))
         if end == "pruned":
-            return "PRUNED", None, f"pruned at step {run.steps_at_end(config.steps)} of {config.steps}"
+            return "PRUNED", None, f"pruned at step {run.info()['stopped']['step']} of {config.steps}"
         best = min(lines, key=config.rank)
         mark = f" {MARK}" if picked_start(run.read_summary()) else ""
         return "COMPLETE", results.value_of(best, config), f"score {best[config.chosen_metric]:.4f}{mark}"

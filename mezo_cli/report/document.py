@@ -221,7 +221,7 @@ def _examples(run: Entry) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"right": [], "wrong": [], "completions": [], "counts": {}, "test_rows": {}}
     found["no_test_rows"] = ""
-    rows = run.run.predictions(run.metrics[1])
+    rows = run.run.predictions()
     if not rows:
         found["no_test_rows"] = "It has no predictions of test rows." if run.finished else OPEN_END
     elif "predicted" not in rows[0]:
@@ -245,7 +245,7 @@ def thin(rows: Sequence[Any], most: int) -> list[Any]:
 
 def _completions(run: Entry) -> dict[str, Any]:
     """Return what the model said of some dev rows at the start, the best step and the last, by step; {} for most."""
-    kept, lacking = run.run.completions(run.metrics[1]), {"kind", "step", "crc", "row"}
+    kept, lacking = run.run.completions(), {"kind", "step", "crc", "row"}
     best = 0 if run.best is None else int(run.best["step"])
     marks = {"start": min(kept, default=0), "best": best, "last": max(kept, default=0)}
     steps = sorted({*marks.values()} & {*kept})

@@ -26,7 +26,7 @@ from mezo_cli.report.settings import (
     matches,
     unused,
 )
-from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs, trajectory
+from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs
 from mezo_cli.runs.scores import metrics_of, picked_start
 
 if TYPE_CHECKING:  # `mezo show` needs no pandas
@@ -228,18 +228,15 @@ def read_entry(run: Run) -> Entry:
     """Return a run as its files are now; nothing is repaired."""
     info, text = run.read()
     config, status = read_config(run.path / "config.yaml", text), run.status(info)
-    finished = status == "finished"
-    summary = run.read_summary() if finished else {}
-    done = int(summary.get("steps", config.steps)) if finished else trajectory.count_steps(run.trajectory)
-    if finished and config.optimizer.replayable:
-        trajectory.check_length(run.trajectory, done)
+    summary = run.read_summary() if status == "finished" else {}
+    done = run.recorded_steps(config.optimizer.replayable, summary)
     scores = {split: metrics_of(summary[split]) for split in ("dev", "train", "test") if summary.get(split) is not None}
     for split in ["dev"] * bool(summary) + list(scores):
         if not {config.chosen_metric, "loss"} <= set(scores.get(split, ())):
             path = run.path / "summary.json"
             raise UserError(f"{path} is damaged: {split} lacks {config.chosen_metric} or loss")
     entry = Entry(run, config, info, status, done, summary, scores)
-    if not finished:
+    if not summary:
         logged, evaluations = entry.metrics
         entry.steps_done = int(max([done, *logged.get("step", ())[-1:], *(line["step"] for line in evaluations)]))
     return entry

@@ -6,7 +6,6 @@ lines at the end of a log that were not synced yet: `read_valid` and `cut` are f
 """
 
 import collections
-import gzip
 import itertools
 import json
 import zlib
@@ -20,7 +19,6 @@ from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import name_in_errors, no_link, read_json, sync, write_atomically
 
 METRICS = "metrics.jsonl"
-SMALL = 1 << 20  # bytes of the unpacked log of a run without steps
 
 # --- objects ---
 
@@ -76,10 +74,10 @@ class DamagedError(UserError):
 
 
 class JsonLines:
-    """A log: one process appends to it, any may read it. In a run that was exported it is compressed."""
+    """A log: one process appends to it, any may read it."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.compressed = path, path.with_name(f"{path.name}.gz")
+        self.path = path
         self._last_crc: int | None = None  # of the last line; None until the whole file was read
         self._synced = True  # whether what this object appended is on the disk
 
@@ -134,46 +132,22 @@ class JsonLines:
     def cut(self, count: int) -> None:
         """Keep the first `count` lines: a resumed run writes the others again. Damage before the end is refused."""
         sound = len(self.read_valid()[0])
-        write_atomically(self.path, _join(itertools.islice(self._rows(), min(count, sound))))
+        kept = itertools.islice(self._rows(), min(count, sound))
+        write_atomically(self.path, b"".join(raw + b"\n" for raw in kept))
         self._last_crc = None
-
-    def compress(self, folder: Path) -> None:
-        """Write the compressed log, whose checksums are right, into a folder; equal logs give equal bytes."""
-        self.last_checksum()
-        write_atomically(folder / self.compressed.name, gzip.compress(_join(self._rows()), mtime=0))
 
     def _rows(self) -> Iterator[bytes]:
         """Yield the lines without an incomplete last one, as they are stored."""
-        for raw in self._stored():
-            if raw[-1:] == b"\n":
-                yield raw[:-1]
-            # A crash leaves a part of a line, and zeros after a power cut. A whole line and one byte more is something
-            # else: its line feed was changed.
-            elif raw[-2:-1] == b"}" and raw[-1:] != b"\0" and _looks_valid(raw[:-1]):
-                yield raw
-
-    def _stored(self) -> Iterator[bytes]:
-        """Yield the lines with their line feeds; of a compressed log, maybe a stranger's, no more than a run has."""
-        if self.path.exists():
-            with open(self.path, "rb") as file:
-                yield from file
-        elif self.compressed.exists():
-            steps = self.path.with_name("trajectory.bin")  # a record has 8 bytes or more: 8 KB or more per step
-            left = SMALL + 1024 * (steps.stat().st_size if steps.exists() else 0)
-            try:
-                with gzip.open(self.compressed) as unpacked:
-                    while raw := unpacked.readline(min(SMALL, left) + 1):
-                        left -= len(raw)
-                        if raw[-1:] != b"\n" or left < 0:
-                            why = "it holds more than a run of its steps, or half a line"
-                            raise UserError(f"{self.compressed} is damaged: {why}")
-                        yield raw
-            except (OSError, EOFError, zlib.error) as error:
-                raise UserError(f"{self.compressed} is damaged: {error}") from error
-
-
-def _join(rows: Iterable[bytes]) -> bytes:
-    return b"".join(raw + b"\n" for raw in rows)
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            for raw in file:
+                if raw[-1:] == b"\n":
+                    yield raw[:-1]
+                # A crash leaves a part of a line, and zeros after a power cut. A whole line and one byte more is
+                # something else: its line feed was changed.
+                elif raw[-2:-1] == b"}" and raw[-1:] != b"\0" and _looks_valid(raw[:-1]):
+                    yield raw
 
 
 def chained(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -10,7 +10,6 @@ import os
 import shlex
 import socket
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -141,7 +140,7 @@ class Run:
         Args:
             finished: whether the run was finished when the caller decided to resume it; another may have done so since.
         """
-        if self.lines.compressed.exists():
+        if self._is_exported():
             raise UserError(f"{self.path} was exported with --trajectory: it is read, never resumed")
         try:
             if not self._acquire():
@@ -219,9 +218,25 @@ class Run:
             return isinstance(error, BlockingIOError)
         return False
 
-    def steps_at_end(self, steps: int) -> int:
-        """Return the number of steps that the run ends with: `steps` of its config, unless it was stopped before."""
-        return int((self.info().get("stopped") or {}).get("step", steps))
+    def _is_exported(self) -> bool:
+        """Return whether `mezo export --trajectory` wrote the directory, which leaves out what is about its machine."""
+        return "argv" not in self.info()
+
+    def recorded_steps(self, is_replayable: bool, summary: Mapping[str, Any]) -> int:
+        """Return the number of steps in the trajectory, by its header and size: no record is read.
+
+        Args:
+            is_replayable: whether the run's optimizer writes a trajectory, which then has to have all of its steps.
+            summary: summary.json, whose steps are returned; empty for a run that has not finished.
+        """
+        recorded, rest = trajectory.length(self.trajectory)
+        if not summary:
+            return recorded
+        steps = int(summary["steps"])
+        if is_replayable and (recorded, rest) != (steps, 0):
+            more = f" and {rest} bytes more" if rest else ""
+            raise UserError(f"{self.trajectory} is damaged: it holds {recorded} of the run's {steps} steps{more}")
+        return steps
 
     def command(self, verb: str, *words: str, info: Mapping[str, Any] | None = None) -> str:
         """Return `mezo VERB RUN WORDS`, with the reward that the run needs to be given again, to be run from here."""
@@ -274,7 +289,7 @@ class Run:
         if self._files_before is None or sweep_record.is_job(self.path):
             return False
         lines = self.lines.read_valid()[0]
-        return trajectory.count_steps(self.trajectory) == 0 and not any(line["step"] for line in lines)
+        return trajectory.length(self.trajectory)[0] == 0 and not any(line["step"] for line in lines)
 
     def _record_end(self, status: str, error: str) -> None:
         try:
@@ -314,16 +329,12 @@ class Run:
             self._completions.append("completion", step, row=row, **record)
         self._completions.sync()
 
-    def completions(self, lines: list[dict[str, Any]] | None = None) -> dict[int, list[dict[str, Any]]]:
-        """Return step -> what the model said of the first dev rows then, in their order; {} for a run without.
-
-        `lines`: of metrics.jsonl, if they were read: the evaluations.
-        """
-        by_step: dict[int, dict[int, dict[str, Any]]] = {}
-        lines = self.lines.read_valid()[0] if lines is None else lines
-        for line in self._named_completions(lines, is_all=self.status() == "finished"):
-            by_step.setdefault(line["step"], {})[line["row"]] = line
-        return {step: [rows[row] for row in sorted(rows)] for step, rows in sorted(by_step.items())}
+    def completions(self) -> dict[int, list[dict[str, Any]]]:
+        """Return step -> what the model said of the first dev rows then, in their order; {} for a run without."""
+        by_step: dict[int, list[dict[str, Any]]] = {}
+        for line in self._named_completions(self.lines.read_valid()[0], is_all=self.status() == "finished"):
+            by_step.setdefault(line["step"], []).append(line)
+        return by_step
 
     def _named_completions(self, lines: Sequence[Mapping[str, Any]], is_all: bool = False) -> list[dict[str, Any]]:
         """Return the lines of completions.jsonl up to the last evaluation in `lines`, which names it.
@@ -331,7 +342,7 @@ class Run:
         What follows is of an evaluation that was interrupted; `is_all`: nothing may.
         """
         path, named = self._completions.path, [one["completions_crc"] for one in lines if "completions_crc" in one]
-        if not path.exists() and self.lines.compressed.exists():  # what was shared has none
+        if not path.exists() and self._is_exported():  # it has no rows of the data
             return []
         found = self._completions.read_valid()[0] if named or is_all else []
         count = next((number for number, line in enumerate(found, 1) if named and line["crc"] == named[-1]), 0)
@@ -354,19 +365,9 @@ class Run:
         neither.
         """
         past = trajectory.read(self.trajectory)
-        if past.lost_records or (past.cut_bytes and self.status() == "finished"):
+        if past.cut_bytes >= past.record_bytes or (past.cut_bytes and self.status() == "finished"):
             raise UserError(f"{self.trajectory} is damaged: it is sound up to step {len(past)}")
         return past
-
-    def check_finished(self, steps: int, is_replayable: bool) -> None:
-        """Check that a finished run has its summary, and a trajectory (by header and size) of all its steps.
-
-        Any other run passes. `steps` is of its config; `is_replayable`: its optimizer writes a trajectory.
-        """
-        if self.status() == "finished":
-            steps = int(self.read_summary().get("steps", self.steps_at_end(steps)))
-            if is_replayable:
-                trajectory.check_length(self.trajectory, steps)
 
     # --- files that are written whole ---
 
@@ -404,22 +405,18 @@ class Run:
         text = chained({"row": number, **row} for number, row in enumerate(rows))
         write_atomically(self.path / "predictions.jsonl", text)
 
-    def predictions(self, lines: list[dict[str, Any]] | None = None) -> list[dict[str, Any]] | None:
+    def predictions(self) -> list[dict[str, Any]] | None:
         """Return the predictions for the test rows at the best checkpoint, in order.
 
         Each is `{"row", "columns", "label", "predicted", "probabilities"}`. None where there is no such file: the run
-        has not finished, or has no test split. `lines`: of metrics.jsonl, if they were read: the evaluations.
+        has not finished, or has no test split.
         """
         path = self.path / "predictions.jsonl"
         if not path.is_file() or not (self.path / "summary.json").is_file():
             return None
-        tests = [line for line in (self.metrics() if lines is None else lines) if line.get("split") == "test"]
-        predicted = tests[-1].get("predicted", {}) if tests else {}
         rows = [{key: value for key, value in line.items() if key != "crc"} for line in JsonLines(path)]
-        count = sum(predicted.values()) if predicted else (self.info().get("rows") or {}).get("test") or len(rows)
-        counts = Counter(row["predicted"] for row in rows if "predicted" in row)
-        if [row.get("row") for row in rows] != list(range(count)) or counts != Counter(predicted):
-            raise UserError(f"{path} is damaged: its rows are not those of the test evaluation in metrics.jsonl")
+        if [row["row"] for row in rows] != list(range(self.info()["rows"]["test"])):
+            raise UserError(f"{path} is damaged: it has not all of the test rows")
         return rows
 
     def save_rows(self, split: str, lines: list[str]) -> None:

@@ -9,7 +9,7 @@ little-endian, 16 bytes per step for one direction. The scalars are projected gr
 they were computed, before `clip`).
 
 Records at the end that a crash or a power cut left incomplete fail their checksums and are left out
-(`Trajectory.lost_records` counts them); a bad record with a valid one behind it is an error.
+(`Trajectory.cut_bytes` counts their bytes); a bad record with a valid one behind it is an error.
 """
 
 import json
@@ -137,11 +137,6 @@ class Trajectory:
         """The size of a record."""
         return _record(self.header.samples).size + 4
 
-    @property
-    def lost_records(self) -> int:
-        """How many whole records were left out at the end of the file because they fail their checksums."""
-        return self.cut_bytes // self.record_bytes
-
     def bytes_until(self, step: int) -> int:
         """Return the length of a file that ends with the record of step `step` - 1."""
         return self.valid_bytes - (len(self) - step) * self.record_bytes
@@ -191,24 +186,13 @@ def read(path: Path) -> Trajectory:
     return Trajectory(header, grads, lrs, valid, crc, len(data) - valid)
 
 
-def count_steps(path: Path) -> int:
-    """Return the number of complete records of a trajectory file, 0 if it is missing or empty.
+def length(path: Path) -> tuple[int, int]:
+    """Return the number of complete records, and of bytes behind them; (0, 0) for a file that is missing or empty.
 
     It is quick: only the header is read and checked.
     """
-    return _length(path)[0] if path.exists() and path.stat().st_size else 0
-
-
-def check_length(path: Path, steps: int) -> None:
-    """Check that a trajectory file has the records of `steps` steps, by its size: no record is read."""
-    records, rest = _length(path)
-    if (records, rest) != (steps, 0):
-        more = f" and {rest} bytes more" if rest else ""
-        raise UserError(f"{path} is damaged: it holds {records} of the run's {steps} steps{more}")
-
-
-def _length(path: Path) -> tuple[int, int]:
-    """Return the number of complete records, and of bytes behind them."""
+    if not path.exists() or not path.stat().st_size:
+        return 0, 0
     try:
         with open(path, "rb") as file:
             data = file.read(_FIXED.size)

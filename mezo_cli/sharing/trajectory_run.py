@@ -1,8 +1,8 @@
 """Write a run directory without checkpoints, from which others rebuild a run's weights: its trajectory is enough.
 
-It differs from the run in four things: config.yaml and run.json say nothing of the machine (host, process, paths,
-command line), metrics.jsonl is compressed, rows of the data are left out, and run.json has the sha256 of the weights of
-`best` and `last` (over the names, shapes and bytes of all parameters: models/stored_tensors.py), which a replay checks.
+It differs from the run in three things: config.yaml and run.json say nothing of the machine (host, process, paths,
+command line), rows of the data are left out, and run.json has the sha256 of the weights of `best` and `last` (over the
+names, shapes and bytes of all parameters: models/stored_tensors.py), which a replay checks.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from mezo_cli.config.own_code import SHUFFLED
 from mezo_cli.config.schema import Config, LoggerConfig
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, trajectory
+from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.jsonl import write_object
 from mezo_cli.sharing.card import code, write_card
@@ -72,12 +72,10 @@ def write_trajectory_run(
     if "reward" in info:
         info["reward"] = {**info["reward"], "name": _without_folder(info["reward"]["name"])}
     write_object(folder / "run.json", info)
-    run.read_summary()
-    trajectory.read(run.trajectory)
-    for file in (run.path / "summary.json", run.trajectory, run.initial_state_file):
+    run.read_trajectory()
+    for file in (run.lines.path, run.path / "summary.json", run.trajectory, run.initial_state_file):
         if file.exists():
             shutil.copyfile(file, folder / file.name)
-    run.lines.compress(folder)
     card = make_card(run, session, int(weights["best"]["step"]), repo)
     card = dataclasses.replace(card, adapter=False, library="mezo", pipeline=None)
     write_atomically(folder / CARD, write_card(card, _use(config, repo, weights)))

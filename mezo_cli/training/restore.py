@@ -47,9 +47,6 @@ def find_step(config: Config, run: Run, name: str) -> int:
         return stored
     require_trajectory(config, run, name)
     last, finished = len(run.read_trajectory()), run.status() == "finished"
-    steps = run.steps_at_end(config.steps)
-    if finished and last != steps:
-        raise UserError(f"{run.trajectory} is damaged: it holds {last} of the run's {steps} steps")
     if name == "last":
         return last
     evaluations = dev_evaluations(config, run, run.metrics(), stop=last + 1 if finished else last)

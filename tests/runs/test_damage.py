@@ -41,6 +41,7 @@ READ: dict[str, Callable[[Run], object]] = {
 def run(tmp_path: Path) -> Run:
     """A run of three steps that has all files."""
     run = Run.create(tmp_path / "run", to_yaml(build_config(["steps=3"])), [])
+    run.update(rows={"test": len(ROWS)})
     with run.tracked():
         writer = trajectory.Writer(run.open_trajectory(), HEADER)
         for step in range(3):

@@ -83,7 +83,7 @@ def test_every_field_of_the_header_comes_back(more: dict[str, str], tmp_path: Pa
     past = write(tmp_path / "t", [[1.5]], head)
     assert past.header == head
     assert past.records(0, 1) == [(0, [1.5], 0.5)]
-    assert trajectory.count_steps(tmp_path / "t") == 1
+    assert trajectory.length(tmp_path / "t") == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_this_program_does_not_know_is_refused_by_name(
     with pytest.raises(UserError, match=line):
         trajectory.read(tmp_path / "t")
     with pytest.raises(UserError, match=line):
-        trajectory.count_steps(tmp_path / "t")
+        trajectory.length(tmp_path / "t")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """`mezo export --trajectory`: a run without checkpoints that rebuilds the weights elsewhere; odd ones are named."""
 
-import gzip
 import json
 import os
 import shutil
 import socket
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,14 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from mezo_cli.runs.jsonl import JsonLines, add_checksum, chained
+from mezo_cli.runs.jsonl import add_checksum
 from mezo_cli.sharing.trajectory_run import check_rebuildable
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.interruption import interrupt_at
 
 TEXTS = ["a fine film", "dull", "not bad at all"]
-FILES = {"README.md", "config.yaml", "metrics.jsonl.gz", "run.json", "start.safetensors", "summary.json"}
+FILES = {"README.md", "config.yaml", "metrics.jsonl", "run.json", "start.safetensors", "summary.json"}
 FILES |= {"trajectory.bin"}
 
 
@@ -41,7 +39,7 @@ def predictions(*words: Any, **options: Any) -> list[Any]:
 def test_it_says_nothing_of_this_machine(run: Path, roberta: Path, shared: Path) -> None:
     assert {path.name for path in shared.iterdir()} == FILES
     for path in shared.iterdir():
-        data = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
+        data = path.read_bytes()
         for secret in (run.parent, roberta, Path.cwd(), Path.home(), socket.gethostname()):
             assert os.fsencode(str(secret)) not in data, path.name
     config = yaml.safe_load((shared / "config.yaml").read_text())
@@ -138,21 +136,3 @@ def test_a_run_that_holds_what_no_run_writes(run: Path, shared: Path) -> None:
         result = mezo(command, home, *(["--out", home / "page.html"] if command == "report" else []))
         assert result.code == 0, result
         assert "summary.json is damaged: " in " ".join((result.out + result.err).split()), (command, result)
-
-
-@pytest.mark.parametrize("content", [b" " * (64 << 20), b"", b"{}"])
-def test_what_is_unpacked_is_bounded(content: bytes, shared: Path) -> None:
-    packed = shared / "metrics.jsonl.gz"
-    packed.write_bytes(gzip.compress(content, 1) if content else packed.read_bytes()[:-9])
-    tracemalloc.start()
-    with pytest.raises(UserError, match=r"metrics\.jsonl(\.gz)?(:1)? is damaged"):
-        list(JsonLines(shared / "metrics.jsonl"))
-    assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    tracemalloc.stop()
-
-
-def test_more_lines_than_a_run_of_its_steps_has(shared: Path) -> None:
-    (shared / "metrics.jsonl.gz").write_bytes(
-        gzip.compress(chained([{"kind": "train", "step": 1, "loss": 1.0}] * 40_000).encode())
-    )
-    assert "it holds more than a run of its steps" in error_line(mezo("show", shared))
