@@ -178,13 +178,6 @@ def test_summary(done: Path) -> None:
     assert made["peak_memory_bytes"] > 10_000_000
 
 
-def test_the_trajectory_holds_what_was_logged(done: Path) -> None:
-    past = trajectory.read(done / "trajectory.bin")
-    assert past.grads.shape == (6, 1)
-    logged = {line["step"]: line["projected_grad"] for line in lines(done, "train")}
-    assert [past.grads[step - 1, 0] for step in logged] == list(logged.values())
-
-
 def test_config_yaml_is_enough_to_run_again(done: Path, tmp_path: Path) -> None:
     """Nothing else of the first run is read: a new run directory, a bitwise identical result."""
     config = read_config(done / "config.yaml")
@@ -229,15 +222,6 @@ def test_the_same_directory_again_is_refused_and_names_resume(done: Path) -> Non
     before = {p: p.read_bytes() for p in done.rglob("*") if p.is_file()}
     assert f"mezo resume {done}" in error_line(mezo("train", *words))
     assert {p: p.read_bytes() for p in done.rglob("*") if p.is_file()} == before
-
-
-def test_the_list_shows_it(done: Path) -> None:
-    said = mezo("runs", done.parent)
-    best, test = summary(done)["best"], summary(done)["test"]["accuracy"]
-    row = said.out.splitlines()[1].replace(" @0", "@0").split()
-    mark = "" if best["step"] else "@0"  # step 0 was picked
-    assert row[:2] == ["run", "finished"]
-    assert row[-3:] == ["6/6", f"{100 * best['accuracy']:.1f}{mark}", f"{100 * test:.1f}{mark}"]
 
 
 # --- counts ---
@@ -386,13 +370,6 @@ def test_a_projected_gradient_that_is_not_finite_stops_the_run(
     assert said.code == 1
     assert "step 1: the loss is not finite (projected_grad is inf)" in said.err
     assert lines(tmp_path / "run", "train") == []
-
-
-def test_a_missing_model_is_exit_2_and_leaves_nothing(movies: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    line = error_line(mezo("train", *small(tmp_path / "none", movies, run)))
-    assert str(tmp_path / "none") in line
-    assert not run.exists()
 
 
 # --- what train() does besides stepping ---

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mezo_cli import console
 from mezo_cli.config.stored import read_config
 from mezo_cli.objectives.base import Objective
-from mezo_cli.optim import mezo as mezo_module
 from mezo_cli.optim.first_order import FirstOrder
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run, checkpoints, trajectory
@@ -240,34 +238,6 @@ def test_stored_moments_are_not_rebuilt(
     assert state(run) == state(old) == state(whole("buffer"))
 
 
-@pytest.mark.slow  # in every suite: tests/library/test_trajectory.py
-@pytest.mark.parametrize("words", [["checkpoint=trajectory"], ["optimizer=mezo_momentum"], ["model.dtype=bfloat16"]])
-def test_a_run_resumed_among_steps_without_a_gradient_defers_their_decay(
-    words: list[str], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their losses are equal, as those of an accuracy are."""
-    plain, flat = mezo_module.spsa, range(4, 8)
-
-    def spsa(forward: Any, loss_fn: Any, directions: list[Any], eps: float) -> Any:
-        return [(0.7, 0.7, 0.0)] if directions[0].step in flat else plain(forward, loss_fn, directions, eps)
-
-    monkeypatch.setattr(mezo_module, "spsa", spsa)
-    common = ["optimizer.weight_decay=0.1", "optimizer.lr=1e-5", "steps=10", "eval_every=6", *words]
-    assert mezo("train", *small(roberta, movies, tmp_path / "whole", *common)).code == 0
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, Mezo, "step", 8)
-        assert mezo("train", *small(roberta, movies, tmp_path / "cut", *common)).code == 130
-    header = trajectory.read(tmp_path / "whole" / "trajectory.bin").header
-    assert header.decay == "float64"
-    assert mezo("resume", tmp_path / "cut").code == 0
-    assert state(tmp_path / "cut") == state(tmp_path / "whole")
-    config = read_config(tmp_path / "cut" / "config.yaml")
-    ends = [restore.load_checkpoint(config, Run(tmp_path / "cut"), "last")]
-    ends.append(restore.replay_from_base(config, Run(tmp_path / "cut"), 10))
-    near, far = (session.params.tensors for session in ends)
-    assert all(torch.equal(near[name], p) for name, p in far.items())
-
-
 def only_weights(folder: str, names: list[str]) -> set[str]:
     return {restore.OPTIMIZER_STATE, checkpoints.CHECKSUMS}
 
@@ -358,18 +328,6 @@ def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callabl
             assert f"{line['accuracy']:.4f}  {line['loss']:.4f}" in said_of_it
         test = json.loads((run / "summary.json").read_text())["test"]
         assert f"{test['accuracy']:.4f}  {test['loss']:.4f}" in mezo("eval", run).out
-
-
-def test_a_growing_number_of_samples_is_counted_exactly(whole: Callable[[str], Path]) -> None:
-    run = whole("adam")
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["forwards"] == 2 * (1 + 1 + 1 + 2 + 2 + 2)
-    past = trajectory.read(run / "trajectory.bin")
-    assert past.grads.shape == (6, 2)
-    assert past.header.settings["sample_schedule"] == "linear"
-    assert past.grads[:3, 1].tolist() == [0.0] * 3  # never drawn, and no part of the facts
-    assert summary["projected_grad"]["zero_fraction"] == 0.0
-    assert summary["projected_grad"]["min_abs"] > 0
 
 
 @pytest.mark.sample(2)
