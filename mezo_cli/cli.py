@@ -121,10 +121,9 @@ def train(
         raise UserError(f"--cfg {cfg}: allowed is job")
     if cfg is not None and multirun:
         raise UserError("--cfg prints the config of one job: leave -m out")
-    if retry_failed and not multirun:
-        raise UserError("--retry-failed needs a sweep: add -m")
-    if (jobs != 1 or prints) and not multirun:
-        raise UserError(f"{'--print' if prints else '--jobs'} needs a sweep: add -m")
+    for option, given in {"retry-failed": retry_failed, "print": prints, "jobs": jobs != 1}.items():
+        if given and not multirun:
+            raise UserError(f"--{option} needs a sweep: add -m")
     if multirun:
         check_command("train -m")
         from mezo_cli.commands import sweep

@@ -50,12 +50,9 @@ def resume(
         if retry_failed or new_reward or jobs != 1:
             raise UserError(f"{path} is a search of `mezo tune`, which runs one trial after the other, each once")
         return tune.resume(path, overrides, config_dir, quiet)
-    if jobs != 1:
-        raise UserError(f"--jobs {jobs}: {path} is no sweep")
-    if config_dir is not None:
-        raise UserError(f"--config-dir: {path} is no sweep; a run has its own settings")
-    if retry_failed:
-        raise UserError(f"--retry-failed: {path} is no sweep; a failed run is resumed without it")
+    for option, given in {"jobs": jobs != 1, "config-dir": config_dir, "retry-failed": retry_failed}.items():
+        if given:
+            raise UserError(f"--{option}: {path} is no sweep; a run has its own settings, and is resumed without it")
     with joined() as ranks:
         resume_run(path, ranks, overrides, quiet, new_reward)
     return 0

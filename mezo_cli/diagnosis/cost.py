@@ -21,14 +21,13 @@ from mezo_cli.training.loop import TRAIN_ROWS
 from mezo_cli.training.prepare import Prepared
 from mezo_cli.training.session import Session
 
-TITLE = "cost"
 STEPS = 5  # that are timed in each dtype, after one that is not
 CLEARLY = 1.15  # times the seconds of the other dtype
 
 
 def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
     """Measure steps and an evaluation of the run, which was prepared in `loading` seconds; add them up."""
-    section, session, dev = Section(TITLE), prepared.session, prepared.rows["dev"]
+    section, session, dev = Section("cost"), prepared.session, prepared.rows["dev"]
     report_trainable(section, session, prepared.unreachable)
     costs: dict[str, dict[str, Any]] = {}
     if session.config.steps:

@@ -9,7 +9,6 @@ from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.training.prepare import Prepared
 
-TITLE = "data"
 FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm
 REPEATED = 0.05  # the same for duplicates inside a split
 CUT = 0.01  # the same for prompts that are cut
@@ -23,7 +22,7 @@ Named = Mapping[str, Sequence[Example]]  # split -> its rows
 
 def check(prepared: Prepared) -> Section:
     """Check the rows of all splits."""
-    section, encoder = Section(TITLE), prepared.session.encoder
+    section, encoder = Section("data"), prepared.session.encoder
     if not isinstance(encoder, ClassificationEncoder):
         _check_prompts(section, encoder, prepared.rows)
         return section

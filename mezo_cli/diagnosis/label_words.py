@@ -16,7 +16,6 @@ from mezo_cli.objectives.classification import Classification
 from mezo_cli.training.prepare import Prepared
 from mezo_cli.training.session import Session, not_finite_at_start
 
-TITLE = "label words"
 BATCH = 16  # rows per forward; small, so that the time limit is kept
 TOP = 10
 RARE = 1e-3  # probability of all label words together; below it the prompt does not ask for them
@@ -35,7 +34,7 @@ class Scores(NamedTuple):
 
 def check(prepared: Prepared, deadline: Deadline) -> Section:
     """Check the label words on as many dev rows as the time allows."""
-    section, session = Section(TITLE), prepared.session
+    section, session = Section("label words"), prepared.session
     seen = score_rows(session, prepared.rows["dev"], deadline)
     _report_words(section, session, seen)
     start = ""  # why nothing is expected of the scores; empty if the pretrained words score the labels
@@ -96,13 +95,9 @@ def _report_words(section: Section, session: Session, seen: Scores) -> None:
     section.add(OK, "top_words", text, top=shown_top, rows=rows)
     first = [ids[0] for ids in tokens]
     total = float(probability[sorted(set(first))].sum())
-    ranks = {name: int((probability > probability[token]).sum()) + 1 for name, token in zip(names, first, strict=True)}
-    numbers = ", ".join(
-        f"{_show(session, token)} is number {ranks[name]:,}" for name, token in zip(names, first, strict=True)
-    )
-    text = f"the label words have {percent(total)} of the probability there: of {len(probability):,} words {numbers}"
+    text = f"the label words have {percent(total)} of the probability there"
     advice = "the prompt does not ask for these words: choose words that the model itself writes there, or change"
-    section.judge("label_word_share", total < RARE, text, f"{advice} task.template", share=total, ranks=ranks)
+    section.judge("label_word_share", total < RARE, text, f"{advice} task.template", share=total)
 
 
 def _show(session: Session, token: int) -> str:

@@ -8,12 +8,11 @@ import torch
 from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.data.batch_sampler import make_sampler
-from mezo_cli.diagnosis.findings import NOTE, OK, Deadline, Section, count, percent, short
+from mezo_cli.diagnosis.findings import NOTE, OK, Deadline, Section, count, percent
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.training.prepare import Prepared
 
-TITLE = "rewards"
 MEMBERS, ROWS = 8, 16
 AGREEING = 0.9  # of the rows, on which all members have the same reward
 TRUNCATED = 0.5  # of the completions
@@ -26,7 +25,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     The members are theta + eps z and theta - eps z of some directions: what a step of any method compares. They
     complete the rows as in a step while there is time, two at least.
     """
-    section, session, train = Section(TITLE), prepared.session, prepared.rows["train"]
+    section, session, train = Section("rewards"), prepared.session, prepared.rows["train"]
     config, own = session.config, session.config.objective
     if config.steps == 0:
         section.add(OK, "not_needed", "steps=0: no step is taken, so members need not differ")
@@ -43,7 +42,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         members, seconds = members + 2, time.perf_counter() - start
     figures = session.objective.step_scalars(session.optimizer.count_forwards)
     figures |= {"members": members, "rows": len(rows), "seconds": seconds}
-    _judge_spread(section, figures, eps, own.samples)
+    _judge_spread(section, figures, eps)
     fraction = figures["agreeing_rows"]
     text = f"on {percent(fraction)} of the rows all members have the same reward: they give no signal"
     advice = "use a larger batch_size, a larger optimizer.eps, or a reward with more levels"
@@ -58,8 +57,8 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     return section
 
 
-def _judge_spread(section: Section, figures: dict[str, Any], eps: float, samples: int) -> None:
-    """Report the rewards of the members; doubt equal ones. `samples`: completions per row and member."""
+def _judge_spread(section: Section, figures: dict[str, Any], eps: float) -> None:
+    """Report the rewards of the members; doubt equal ones."""
     members, rows, mean = figures["members"], figures["rows"], figures["reward"]
     among = f"{members} members at optimizer.eps={eps:g} on {count(rows, 'row')}"
     text = (
@@ -69,9 +68,8 @@ def _judge_spread(section: Section, figures: dict[str, Any], eps: float, samples
     equal = figures["reward_std"] == 0
     if equal:
         text = f"no signal: all of {among} have the mean reward {mean:.4g}"
-    speed = figures["length"] * members * rows * samples / figures["seconds"]
     advice = (
         f"a step with equal members changes nothing: raise optimizer.eps ({eps:g} changes no completion enough), or"
         " soften the reward: add parts that also count what is nearly right, objective.reward={NAME: WEIGHT, ...}"
     )
-    section.judge("spread", equal, f"{text}; {short(speed)} tokens per second", advice, eps=eps, **figures)
+    section.judge("spread", equal, text, advice, eps=eps, **figures)

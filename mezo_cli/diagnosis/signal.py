@@ -35,7 +35,6 @@ from mezo_cli.training.precision import (
 )
 from mezo_cli.training.prepare import Prepared
 
-TITLE = "signal"
 DIRECTIONS = 32  # for the learning rate, which needs most of them
 FIRST, ROUND = 16, 4  # directions that are measured in every way, so many at a time
 MAX_ZEROS = 0.1
@@ -66,7 +65,7 @@ Row = tuple[float, str, Agreement, float]  # eps, dtype, agreement with float32 
 
 def check(prepared: Prepared, deadline: Deadline) -> Section:
     """Measure the signal of the run's first directions and batches; theta is not changed."""
-    section, session, config = Section(TITLE), prepared.session, prepared.session.config
+    section, session, config = Section("signal"), prepared.session, prepared.session.config
     if config.steps == 0:
         section.add(OK, "not_needed", "steps=0: no step is taken, so there is no projected gradient to check")
         return section
@@ -243,7 +242,8 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
     error, rounded = own[3], own[2].relative_error
     too_small = hides(noise) or rounded > MAX_RELATIVE_ERROR
     fits = error <= MAX_OFF and not too_small
-    best = eps if fits else _smallest_that_fits(others)
+    fitting = [e for e, _, agreed, off in others if agreed.relative_error <= MAX_RELATIVE_ERROR and off <= MAX_OFF]
+    best = eps if fits else min(fitting, default=None)
     verdict, said = OK, "resolves the signal"
     if not fits:
         verdict = DOUBT if too_small or error > MAX_RELATIVE_ERROR else NOTE
@@ -274,12 +274,6 @@ def _is_compared(own: Row, others: list[Row]) -> bool:
     """Return whether the error of the run's own eps is known; rounding that hides the signal shows without another."""
     enough = bool(others) and own[2].directions >= COMPARED and own[3] < math.inf
     return enough or MAX_RELATIVE_ERROR < own[2].relative_error < math.inf
-
-
-def _smallest_that_fits(rows: list[Row]) -> float | None:
-    """Return the smallest eps whose g is close to float32's and to the derivative; None if there is none."""
-    fitting = (eps for eps, _, agreed, off in rows if agreed.relative_error <= MAX_RELATIVE_ERROR and off <= MAX_OFF)
-    return min(fitting, default=None)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
