@@ -1,10 +1,10 @@
-"""Check the rows: balance of labels, a label in the prompt, cut prompts, rows that occur twice, empty texts."""
+"""Check the rows: a label in the prompt, cut prompts, rows that occur twice, empty texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mezo_cli.config.schema import Example, Splits, TaskConfig
-from mezo_cli.data.splits import describe, row_key, shared_rows
+from mezo_cli.config.schema import Example, TaskConfig
+from mezo_cli.data.splits import row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 from mezo_cli.training.prepare import Prepared
@@ -12,7 +12,6 @@ from mezo_cli.training.prepare import Prepared
 FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm
 REPEATED = 0.05  # the same for duplicates inside a split
 CUT = 0.01  # the same for prompts that are cut
-SMALL_CLASS = 0.2  # of an equal part of the rows
 LEAK = 0.95  # of the rows, whose label stands in a column of the prompt
 COVERED = 0.99  # of the rows, for the length that is recommended
 LOOKED_AT = 4096  # rows of a split, evenly spaced, whose prompts are encoded without a limit
@@ -27,30 +26,12 @@ def check(prepared: Prepared) -> Section:
         _check_prompts(section, encoder, prepared.rows)
         return section
     task, named = encoder.task, {name: getattr(prepared.splits, name) for name in prepared.rows}
-    judge_balance(section, prepared.splits, task)
     judge_leak(section, named, task)
     judge_cut_prompts(section, encoder, named)
     judge_repeated_rows(section, named)
     judge_rows_in_two_splits(section, named)
     judge_empty_texts(section, named, task)
     return section
-
-
-def judge_balance(section: Section, splits: Splits, task: TaskConfig) -> None:
-    """Report the rows per label of each split (as `mezo data` counts them); doubt a label with few or none."""
-    counts = {name: facts["labels"] for name, facts in describe(splits, task).items()}
-    parts, small = [], []
-    for split, labels in counts.items():
-        rows = sum(labels.values())
-        parts.append(f"{split} {rows:,} ({', '.join(f'{label} {percent(n / rows)}' for label, n in labels.items())})")
-        least = min(labels, key=lambda label: labels[label])
-        if split != "test" and labels[least] < SMALL_CLASS * rows / len(labels):
-            small.append(f"'{least}' has {labels[least]:,} of {rows:,} rows in {split}")
-    advice = (
-        "accuracy hardly counts a label so rare: draw the same number of each (data.shots=K), or use task.metric=f1"
-        " and compare with always giving the most frequent label"
-    )
-    section.judge("balance", bool(small), "; ".join(small) or f"rows: {'; '.join(parts)}", advice, rows=counts)
 
 
 def judge_leak(section: Section, named: Named, task: TaskConfig) -> None:
@@ -115,9 +96,7 @@ def judge_empty_texts(section: Section, named: Named, task: TaskConfig) -> None:
 
 
 def _check_prompts(section: Section, encoder: InputEncoder[Any], encoded: Mapping[str, Sequence[Any]]) -> None:
-    """Check rows that have no labels: how many there are, prompts that occur twice, and those that were cut."""
-    sizes = {split: len(rows) for split, rows in encoded.items()}
-    section.add(OK, "rows", f"rows: {', '.join(f'{split} {size:,}' for split, size in sizes.items())}", rows=sizes)
+    """Check rows that have no labels: prompts that occur twice, and those that were cut."""
     rows = [row for split in encoded.values() for row in split]
     cut, lengths = sum(row.cut for row in rows), sorted(len(row.input_ids) for row in rows)
     text = (

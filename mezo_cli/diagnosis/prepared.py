@@ -3,45 +3,29 @@
 import time
 from collections.abc import Iterator
 
-from mezo_cli.config.optimizers import zeroth_order
-from mezo_cli.config.schema import Config, TokenizedExample
+from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis import cost, label_words, rewards, rival, signal
 from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
-from mezo_cli.models.loading import DTYPES
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.generation import Generation
-from mezo_cli.optim.mezo import spsa
-from mezo_cli.perturb.noise import Direction
 from mezo_cli.system import explain_device_errors
 from mezo_cli.training.linear_probe import find_output_layer
 from mezo_cli.training.prepare import Prepared, prepare, smaller_batches
-from mezo_cli.training.session import Session
 
 WORDS, SIGNAL, COST = 0.15, 0.4, 0.35  # fractions of the time that is left when the check begins
 
 
 def prepare_run(config: Config) -> tuple[Prepared, float]:
-    """Prepare a new run and compile the noise; return it and the seconds that it took."""
+    """Prepare a new run; return it and the seconds that it took."""
     start = time.perf_counter()
     prepared = prepare(config, trains=True)
-    session, train = prepared.session, prepared.rows["train"]
+    session = prepared.session
     with explain_device_errors("before the first step", smaller_batches(config)):
         if config.init == "linear_probe":
             find_output_layer(session)
-        session.objective.check_start(train)
-        if session.optimizer.replayable:
-            _compile_noise(session, train[0])
+        session.objective.check_start(prepared.rows["train"])
     return prepared, time.perf_counter() - start
-
-
-def _compile_noise(session: Session, row: TokenizedExample) -> None:
-    """Draw z once for every kernel that a step runs; theta stays the same."""
-    z, loss_fn = Direction(session.config.seed, 0), session.loss_of([row])
-    for dtype in DTYPES.values():
-        with session.forward.using_compute_dtype(dtype):
-            spsa(session.forward, loss_fn, [z], zeroth_order(session.config.optimizer).eps)
-    session.params.update([(z, 0.0)], [1.0])
 
 
 def diagnose(prepared: Prepared, loading: float, deadline: Deadline) -> Iterator[Section]:

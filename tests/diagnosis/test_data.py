@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import Example, Splits
+from mezo_cli.config.schema import Example
 from mezo_cli.diagnosis import data
 from mezo_cli.diagnosis.findings import DOUBT, OK, Finding, Section
 from mezo_cli.models import load_tokenizer
@@ -24,16 +24,6 @@ def judged(check: object, *values: object) -> Finding:
     section = Section("data")
     check(section, *values)  # type: ignore[operator]
     return only(section)
-
-
-def test_balance() -> None:
-    found = judged(data.judge_balance, Splits(rows(20), rows(10), None), TASK)
-    assert found.verdict == OK
-    assert found.figures["rows"]["train"] == {"negative": 10, "positive": 10}
-    few = [Example(("a",), int(i == 0)) for i in range(30)]
-    found = judged(data.judge_balance, Splits(few, rows(10), None), TASK)
-    assert found.verdict == DOUBT
-    assert "'positive' has 1 of 30 rows in train" in found.text
 
 
 @pytest.mark.parametrize(
