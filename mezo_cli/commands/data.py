@@ -1,19 +1,23 @@
 """`mezo data`: show the data as the model sees it, or write the splits that are drawn."""
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mezo_cli.commands.execute import load_encoder
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import Splits
+from mezo_cli.config.schema import Example
 from mezo_cli.console import TextTable, make_console, make_table, print_line
 
 if TYPE_CHECKING:
     from mezo_cli.tasks import ClassificationEncoder, InputEncoder
 
 SHOWN = 3  # rows with prompt and answer
+LENGTHS = ("min", "median", "p95", "max")
 
 
 def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) -> None:
@@ -28,34 +32,24 @@ def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) 
     splits = sources.load(config.data_task, config.data, config.data_seed)
     for note in splits.notes:
         _note(note)
-    if not config.objective.needs_labels:
-        _show_rows(load_encoder(config), splits)
-        return
-    _print(_tables(sources.describe(splits, config.task)))
-    _print_prompts(load_encoder(config), splits)
+    encoder = load_encoder(config)
+    named = {"train": splits.train, "dev": splits.dev, "test": splits.test or []}
+    show = _show_labels if config.objective.needs_labels else _show_rows
+    show(encoder, {name: examples for name, examples in named.items() if examples})
 
 
-def _print(tables: Sequence[TextTable]) -> None:
-    for table in tables:
-        make_console().print(table)
-        print_line()
-
-
-def _tables(described: dict[str, Any]) -> list[TextTable]:
-    tables = []
-    for title, figure in (("rows per label", "labels"), ("words per row", "words")):
-        table = make_table(title, *described["train"][figure])
-        for name, one in described.items():
-            table.add_row(f"  {name}", *(f"{n:g}" for n in one[figure].values()))
-        tables.append(table)
-    return tables
-
-
-def _print_prompts(encoder: "ClassificationEncoder", splits: Splits) -> None:
-    """Print one prompt per label, decoded from its tokens."""
+def _show_labels(encoder: "ClassificationEncoder", named: Mapping[str, Sequence[Example]]) -> None:
+    """Print the rows per label, the words per row, and one prompt per label, decoded from its tokens."""
+    labels = encoder.task.labels
+    by_label, words = make_table("rows per label", *labels), make_table("words per row", *LENGTHS)
+    for name, examples in named.items():
+        counts = Counter(example.label for example in examples)
+        by_label.add_row(f"  {name}", *(str(counts[i]) for i in range(len(labels))))
+        words.add_row(f"  {name}", *_lengths([sum(len(text.split()) for text in row.texts) for row in examples]))
+    _print(by_label, words)
     print_line("prompts, as the model sees them:")
-    for index, label in enumerate(encoder.task.labels):
-        row = next((row for row in splits.train if row.label == index), None)
+    for index, label in enumerate(labels):
+        row = next((row for row in named["train"] if row.label == index), None)
         if row is None:
             continue
         encoded = encoder.encode(row)
@@ -63,29 +57,34 @@ def _print_prompts(encoder: "ClassificationEncoder", splits: Splits) -> None:
         print_line(f"  {encoder.decode(encoded)}   [{label}{word}; {len(encoded.input_ids)} tokens]")
 
 
-def _show_rows(encoder: "InputEncoder[Any]", splits: Splits) -> None:
+def _show_rows(encoder: "InputEncoder[Any]", named: Mapping[str, Sequence[Example]]) -> None:
     """Print the sizes of rows that have no labels to count, and the first rows of train, decoded from their tokens."""
-    from mezo_cli.data import describe_lengths
-
-    examples = {"train": splits.train, "dev": splits.dev, "test": splits.test}
-    rows = {name: encoder.encode_all(some) for name, some in examples.items() if some}
-    titles = list(encoder.sizes(rows["train"][0]))
-    tables = [
-        make_table(title, "min", "median", "p95", "max", *("rows", "cut")[: 2 * (not i)])
-        for i, title in enumerate(titles)
-    ]
+    rows = {name: encoder.encode_all(examples) for name, examples in named.items()}
+    tables = [make_table(title, *LENGTHS) for title in encoder.sizes(rows["train"][0])]
+    for title in ("rows", "cut"):
+        tables[0].add_column(title, justify="right")
     for name, some in rows.items():
-        sizes = [encoder.sizes(row) for row in some]
-        for title, table in zip(titles, tables, strict=True):
-            lengths = describe_lengths([of_row[title] for of_row in sizes])
-            counts = (len(some), sum(row.cut for row in some)) if table is tables[0] else ()
-            table.add_row(f"  {name}", *(f"{n:g}" for n in [*lengths.values(), *counts]))
-    _print(tables)
+        sizes = [list(encoder.sizes(row).values()) for row in some]
+        counts = (len(some), sum(row.cut for row in some))
+        for i, table in enumerate(tables):
+            table.add_row(f"  {name}", *_lengths([size[i] for size in sizes]), *map(str, counts if i == 0 else ()))
+    _print(*tables)
     print_line("prompts and what follows them, as the model sees them:")
-    for example, row in zip(splits.train[:SHOWN], rows["train"], strict=False):
+    for example, row in zip(named["train"][:SHOWN], rows["train"], strict=False):
         size = " + ".join(str(n) for title, n in encoder.sizes(row).items() if title.startswith("tokens"))
         line = f"  {encoder.show(row)}   [{example.where}; {size} tokens{', cut' if row.cut else ''}]"
         print_line(line.replace("\n", "\\n"))
+
+
+def _lengths(lengths: Sequence[int]) -> list[str]:
+    """Return the minimum, median, 95th percentile and maximum of one or more lengths."""
+    return [f"{n:g}" for n in (min(lengths), np.median(lengths), np.percentile(lengths, 95), max(lengths))]
+
+
+def _print(*tables: TextTable) -> None:
+    for table in tables:
+        make_console().print(table)
+        print_line()
 
 
 def _note(text: str) -> None:

@@ -1,7 +1,7 @@
 """Select the rows of train, dev and test from a data source; `load` returns them, `export` writes them.
 
-`describe` counts the rows and words of splits, `shared_rows` the rows that two of them share: scores on these are too
-good. `limit` caps the rows that are evaluated.
+`shared_rows` counts the rows that two of them share: scores on these are too good. `limit` caps the rows that are
+evaluated.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -253,28 +253,6 @@ def _check_output(out: Path, contents: dict[str, bytes]) -> None:
 
 
 # --- what is in the splits ---
-
-
-def describe(splits: Splits, task: TaskConfig) -> dict[str, Any]:
-    """Return the number of rows, rows per label, and words per row of each split that there is.
-
-    The result is `{"train" | "dev" | "test": {"rows": int, "labels": {label: rows}, "words": {"min", "median", "p95",
-    "max"}}}`. A word is a part between white space; the words of all texts of a row are counted together.
-    """
-    described = {}
-    for name, examples in (("train", splits.train), ("dev", splits.dev), ("test", splits.test)):
-        if examples is not None:
-            counts = Counter(example.label for example in examples)
-            labels = {label: counts[i] for i, label in enumerate(task.labels)}
-            lengths = [sum(len(text.split()) for text in example.texts) for example in examples] or [0]
-            described[name] = {"rows": len(examples), "labels": labels, "words": describe_lengths(lengths)}
-    return described
-
-
-def describe_lengths(lengths: Sequence[int]) -> dict[str, float]:
-    """Return the minimum, median, 95th percentile and maximum of one or more lengths."""
-    median, p95 = float(np.median(lengths)), float(np.percentile(lengths, 95))
-    return {"min": min(lengths), "median": median, "p95": p95, "max": max(lengths)}
 
 
 def row_key(example: Example) -> tuple[str, ...]:
