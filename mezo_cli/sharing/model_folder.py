@@ -14,10 +14,11 @@ from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.sharing.card import Card, code, read_terms, write_card
-from mezo_cli.sharing.snippet import pipeline_task, write_pipeline, write_snippet
+from mezo_cli.tasks.template import quote
 from mezo_cli.training.session import Session
 
 CARD, BASE_CARD = "README.md", "BASE_MODEL.md"
+EXAMPLE = "A text of your own."
 
 
 def check_adapter(config: Config) -> None:
@@ -53,24 +54,65 @@ def write_model_folder(folder: Path, session: Session, card: Card, where: str) -
 
 
 def _use(session: Session, where: str, base: str) -> str:
-    """Return the programs that use the folder, each under what it does; empty where none can be told."""
-    longest, task = session.encoder.max_length, pipeline_task(session)
-    by_pipeline, exact = write_pipeline(session, where, base), write_snippet(session, where, base)
-    packages = "`transformers` and `torch`" + (", and `peft`" if session.loaded.adapter is not None else "")
-    parts = [f"With the packages {packages}."]
-    if session.loaded.adapter is not None:
+    """Return the program that uses the folder, under what it does; empty where none can be told."""
+    task, program = pipeline_task(session), write_snippet(session, where, base)
+    if program is None:
+        return ""
+    is_adapter = session.loaded.adapter is not None
+    packages = "`transformers` and `torch`" + (", and `peft`" if is_adapter else "")
+    parts = [f"With the packages {packages}, the probability of each label:\n\n```python\n{program}```"]
+    if is_adapter:
         parts.append(f"This is an adapter of the model {code(base)}, which has to be there.")
-    if by_pipeline is not None:
-        what = "it continues the prompt" if task == "text-generation" else "the probability of each label"
-        parts.append(f"With a pipeline, {what}, for rows of at most {longest} tokens:\n\n```python\n{by_pipeline}```")
-    elif task is None:
+    if task is None:
         parts.append("`transformers.pipeline` cannot load this folder: this adapter cannot be merged into the model.")
     else:
         what = "opens it too; where it tokenizes the prompt in another way, its probabilities differ."
         parts.append(f'`pipeline("{task}", model=FOLDER)` {what}')
-    if exact is not None:
-        parts.append(f"Without a pipeline, the probability of each label for any row:\n\n```python\n{exact}```")
-    return "\n\n".join(parts) if by_pipeline or exact else ""
+    return "\n\n".join(parts)
+
+
+def pipeline_task(session: Session) -> str | None:
+    """Return the task of `transformers.pipeline` that the exported files are for; None where it cannot load them."""
+    return session.loaded.model_kind.pipeline if find_method(session.config.peft).merges else None
+
+
+def write_snippet(session: Session, folder: str, base: str) -> str | None:
+    """Return a program that prints the probability of each label for a text; None for an encoder that it cannot repeat.
+
+    The input encoder writes what turns a text into probabilities; the code before it, which loads the model with
+    transformers (and peft) alone, is written here.
+
+    Args:
+        session: holds the exported weights.
+        folder: of the exported files: its absolute path or a hub id.
+        base: the hub id of an adapter's base model, or its folder.
+    """
+    columns = session.encoder.task.columns
+    names = ["text"] if len(columns) == 1 else [f"text_{number + 1}" for number in range(len(columns))]
+    program = session.encoder.write_snippet(names)
+    texts = "".join(f"{name} = {quote(EXAMPLE)}\n" for name in names)
+    return None if program is None else f"{_write_load(session, folder, base)}\n{texts}{program}"
+
+
+def _write_load(session: Session, folder: str, base: str) -> str:
+    """Return the code that makes `tokenizer` and `model`."""
+    loaded = session.loaded
+    auto, is_adapter = loaded.model_kind.auto_class, loaded.adapter is not None
+    lines = ["import torch", *(["from peft import PeftModel"] if is_adapter else [])]
+    lines += [f"from transformers import {auto}, AutoTokenizer", "", f"folder = {quote(folder)}"]
+    lines += ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
+    # mezo computes in float32 from the weights that it stores; transformers would compute in the dtype of the file.
+    dtype = session.config.model.dtype if is_adapter else str(loaded.model.dtype).removeprefix("torch.")
+    stored, widened = ("", "") if dtype == "float32" else (f", dtype=torch.{dtype}", ".float()")
+    if not is_adapter:
+        return "\n".join([*lines, f"model = {auto}.from_pretrained(folder{stored}){widened}.eval()", ""])
+    options = f', revision="{loaded.revision}"' if loaded.revision else ""
+    if loaded.model_kind.has_classifier:
+        labels = [quote(label) for label in session.encoder.task.labels]
+        options += f", id2label={{{', '.join(f'{i}: {label}' for i, label in enumerate(labels))}}}"
+        options += f", label2id={{{', '.join(f'{label}: {i}' for i, label in enumerate(labels))}}}"
+    lines.append(f"base = {auto}.from_pretrained({quote(base)}{options}{stored}){widened}")
+    return "\n".join([*lines, "model = PeftModel.from_pretrained(base, folder).eval()", ""])
 
 
 def make_card(run: Run, session: Session, step: int, repo: str | None) -> Card:

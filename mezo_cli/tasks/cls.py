@@ -47,9 +47,3 @@ class ClsEncoder(ClassificationEncoder):
         call = f'inputs = tokenizer({", ".join(variables)}, {options}, return_tensors="pt")'
         run = "with torch.no_grad():\n    scores = model(**inputs).logits[0]"
         return f"{call}\n{run}\n{encoder.print_probabilities(self.task.labels)}"
-
-    def write_pipeline(self, variables: Sequence[str]) -> str:
-        """Return code that passes on the texts, and the tokenizer's options."""
-        texts = variables[0] if len(variables) == 1 else '{{"text": {}, "text_pair": {}}}'.format(*variables)
-        options = f"truncation=True, max_length={self.max_length}, split_special_tokens=True"
-        return f'found = pipe({texts}, top_k=None, {options})\nprint({{one["label"]: one["score"] for one in found}})\n'

@@ -1,8 +1,6 @@
 """The bases of the input encoders: check that task and tokenizer fit together, encode rows, decode them to look at."""
 
 import copy
-import keyword
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -109,13 +107,6 @@ class InputEncoder(Generic[Row]):
 
         It has `tokenizer` and `model` as transformers loads them, computes label scores exactly as mezo does, and
         prints their probabilities. `variables` hold the text of each column.
-        """
-        return None
-
-    def write_pipeline(self, variables: Sequence[str]) -> str | None:
-        """Return such code for the variable `pipe`, the model's `transformers.pipeline`, or None.
-
-        What a pipeline of text generation prints is the text.
         """
         return None
 
@@ -291,10 +282,6 @@ def describe_row(task: TaskConfig, example: Example) -> str:
 
 # --- the code of model cards ---
 
-_TAKEN = {"torch", "tokenizer", "model", "folder", "base", "ids", "parts", "input_ids", "segments", "logits", "scores"}
-_TAKEN |= {"pipeline", "pipe", "found", "one"}
-_TAKEN |= {"inputs", "prompt", "prompt_ids", "word", "part", "i", "s", "text", "print", "dict", "zip", "range", "len"}
-
 IDS = """
 
 def ids(text):
@@ -307,13 +294,3 @@ def ids(text):
 def print_probabilities(labels: Sequence[str]) -> str:
     """Return the line that prints the probability of each label, from the tensor `scores`."""
     return f"print(dict(zip([{', '.join(map(quote, labels))}], scores.softmax(-1).tolist())))\n"
-
-
-def variable_names(columns: Sequence[str]) -> list[str]:
-    """Return a name of a Python variable for each column."""
-    names: list[str] = []
-    for column in columns:
-        name = re.sub(r"\W", "_", column)
-        usable = name.isidentifier() and not keyword.iskeyword(name) and name not in {*names, *_TAKEN}
-        names.append(name if usable else f"text_{len(names)}")
-    return names

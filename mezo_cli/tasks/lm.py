@@ -57,8 +57,9 @@ class LmEncoder(ClassificationEncoder):
     def write_snippet(self, variables: Sequence[str]) -> str:
         """Return code that tokenizes the prompt with the first word, and scores every word after it."""
         word, cut = self.label_ids[0], f"[-{self._max_prompt}:]" if self._max_prompt < _SHOWN else ""
+        parts = [quote(part.text) if isinstance(part, Literal) else part.write_code(variables) for part in self._parts]
         lines = [
-            f"prompt = {self._prompt_code(variables)}",
+            f"prompt = {' + '.join(parts)}",
             f"prompt_ids = {self._start} + ids(prompt + {quote(self.continuation(0))})[:-{len(word)}]{cut}",
             "scores = []",
             f"for word in {self.label_ids}:  # after the prompt: {' '.join(', '.join(self.label_words).split())}",
@@ -69,13 +70,6 @@ class LmEncoder(ClassificationEncoder):
             encoder.print_probabilities(self.task.labels),
         ]
         return encoder.IDS + "\n".join(lines)
-
-    def write_pipeline(self, variables: Sequence[str]) -> str | None:
-        """Return code that prints how the model continues the prompt; None where a pipeline begins it otherwise."""
-        if self.task.bos_token_id is not None:
-            return None
-        options = f"max_new_tokens={max(map(len, self.label_ids))}, do_sample=False, return_full_text=False"
-        return f'found = pipe({self._prompt_code(variables)}, {options})\nprint(found[0]["generated_text"])\n'
 
     def continuation(self, index: int) -> str:
         """Return the text of a label's word after the prompt, with its leading space where it has one."""
@@ -105,11 +99,6 @@ class LmEncoder(ClassificationEncoder):
         other = super().without_limits()
         other._max_prompt = encoder.UNBOUNDED
         return other
-
-    def _prompt_code(self, variables: Sequence[str]) -> str:
-        return " + ".join(
-            quote(part.text) if isinstance(part, Literal) else part.write_code(variables) for part in self._parts
-        )
 
     def _word_ids(self, index: int) -> list[int]:
         """Return the tokens of a label's word after a prompt; the prompt's tokens must not depend on the word."""
