@@ -1,6 +1,5 @@
 """The interface of a method of parameter-efficient fine-tuning. Nothing here imports torch."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mezo_cli.config.registry import PEFT
@@ -40,14 +39,6 @@ class PeftMethod:
         drawn from torch's generator, which the caller has seeded. `name` is the model's, for error lines.
         """
         return self.wrap(loaded, **self.config.model_dump(exclude={"name"}, exclude_none=True))
-
-    def fit(self, session: Any, rows: Sequence[Any]) -> dict[str, Any] | None:
-        """Fit what was inserted to rows of train, before the first step of a new run. By default nothing is fitted.
-
-        Returns:
-            What run.json keeps of it as `fitted`, with the `forwards` of a batch that it took: they count as the run's.
-        """
-        return None
 
     def wrap(self, loaded: "LoadedModel", **settings: Any) -> Any:
         """Return the model in the library's wrapper, with these settings; a classification head is trained too."""

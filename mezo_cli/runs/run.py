@@ -27,7 +27,7 @@ from mezo_cli.runs.jsonl import METRICS, JsonLines, chained, check_object, read_
 log = logging.getLogger("mezo")
 
 FORMAT = 1  # of the run directory; begins with version 1.0.0 of the package
-BEFORE_TRAINING = ("probe", "race", "fitted")  # in run.json: what took `forwards` of a batch before the first step
+BEFORE_TRAINING = ("probe", "race")  # in run.json: what took `forwards` of a batch before the first step
 STATUSES = ("running", "finished", "failed", "interrupted", "pruned")  # pruned: ended by `mezo tune`
 TAKES_REWARD = ("resume", "eval")  # a function of the user's own is not stored: these commands take it again
 

@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 
 from mezo_cli import system
-from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.splits import limit, shared_rows
@@ -168,8 +167,6 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
     with explain_device_errors("before the first step", smaller_batches(config)):
         if is_new and config.init == "linear_probe":
             run.update(probe=fit_output_layer(session, rows["train"]))
-        if is_new and (fitted := find_method(config.peft).fit(session, rows["train"])) is not None:
-            run.update(fitted=fitted)
         run.update(**session.objective.check_start([row for of_split in rows.values() for row in of_split]))
         is_rounded = session.forward.compute_dtype != torch.float32
         if is_new and is_rounded and config.steps and session.optimizer.replayable:

@@ -132,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run the protocol of docs/bench.md.")
     parser.add_argument("bench", choices=yaml.safe_load(PROTOCOL.read_text(encoding="utf-8")))
     parser.add_argument("--out", type=Path, required=True, help="A folder for all runs.")
+    parser.add_argument("--bases", type=Path, default=Path("bases"), help="The folder that {bases} of a method names.")
     parser.add_argument("--methods", default="", help="Only these, separated by commas.")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="Overrides for every run.")
     args = parser.parse_intermixed_args()
@@ -141,7 +142,11 @@ def main() -> None:
     seconds = {name: method["seconds"] for name, method in plan["methods"].items() if "seconds" in method}
     runs = plan["tune_seeds"], plan["trials"], plan["seeds"]
     bench = Bench(out, plan["experiment"], words, *runs, by_last_loss, seconds)
-    chosen = list(methods(plan, args.methods.split(",") if args.methods else ()))
+    bases = str(args.bases.absolute())
+    chosen = [
+        (name, middle, [word.replace("{bases}", bases) for word in words])
+        for name, middle, words in methods(plan, args.methods.split(",") if args.methods else ())
+    ]
     every = plan.get("every", {"methods": [], "seeds": []})
     for number, (name, middle, words) in enumerate(chosen):
         if bench.sweep(bench.out / name / "tune", words, grid(middle, bench.trials), bench.tune_seeds):

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from find_bases import find_bases, set_bases
 from torch import Tensor
 
-from mezo_cli.adapters.base import find_method
 from mezo_cli.config.compose import build_config
 from mezo_cli.data import load_splits
 from mezo_cli.data.batch_sampler import make_sampler
@@ -32,9 +32,9 @@ FIXED = ["peft=fixed_lora"]
 METHODS = {
     "MeZO": [],
     "LOZO": ["optimizer=lozo"],
-    "A random": [*FIXED, "peft.init=random"],
+    "A random": FIXED,
     "A activations": FIXED,
-    "rows, A random": [*FIXED, "peft.init=random", "optimizer=mezo_rows"],
+    "rows, A random": [*FIXED, "optimizer=mezo_rows"],
     "rows, A activations": [*FIXED, "optimizer=mezo_rows"],
 }
 
@@ -135,8 +135,8 @@ def main() -> None:
                 found, held = [], []
                 for seed in map(int, args.seeds.split(",")):
                     session, train, _ = load([*words, *own, *([f"peft.r={r}"] if is_fixed else [])], seed, 1)
-                    if is_fixed:
-                        find_method(session.config.peft).fit(session, train)
+                    if method.endswith("A activations"):
+                        set_bases(session, find_bases(session, train))
                     basis = basis_of(session) if is_fixed else None
                     update = estimate(session, train, args.calls, names)
                     found.append((cosine(update, g, basis), cosine(update, orthogonal, basis)))

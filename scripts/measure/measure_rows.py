@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from measure_storage import SHAPES, Steps, compare_seconds, config_of, make_folder
 
-from mezo_cli.adapters.base import find_method
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config
 
@@ -51,8 +50,6 @@ def main() -> None:
         plain = Steps(config_of(folder, args.shape, "float32", compute, "none"), args.rows, args.tokens)
         ranks = list(map(int, args.ranks.split(",")))
         works = [Steps(rows_config(plain.session.config, rank, args.rows), args.rows, args.tokens) for rank in ranks]
-        for work in works:
-            find_method(work.session.config.peft).fit(work.session, work.rows)
         times = [[two_forwards(plain), *(work.step() for work in works)] for _ in range(args.rounds + 1)][1:]
         for number, rank in enumerate(ranks, 1):
             taken = [(of_round[0], of_round[number]) for of_round in times]
