@@ -125,14 +125,9 @@ def test_a_sweep_opens_it_once_before_its_first_job(reward: str, tmp_path: Path)
         (["objective.reward=broken.py:score"], "cannot be imported: ZeroDivisionError"),
         (["objective.reward=mine.py:other"], "has no function 'other'"),
         (["objective.reward=mine.py:one"], "takes (completions): expected (completions, rows)"),
-        (["objective.reward=nosuch"], "objective.reward=nosuch: not one of exact"),
         ([], "objective.loss=reward: no reward is given: add objective.reward=NAME"),
         (["task=sst2", "objective.reward=f1"], "task.generate.prompt is not set"),
-        (["objective.loss=accuracy"], "objective.loss=accuracy: not one of reward, lm"),
-        (["objective.reward=f1", "optimizer=es", "optimizer.members=1"], "optimizer.members=1: out of range"),
         (["objective.reward=f1", "optimizer=es", "optimizer.members=5", "optimizer.antithetic=true"], "even number"),
-        (["objective.reward=f1", "optimizer=es", "optimizer.samples=2"], "optimizer=es does not read it"),
-        (["objective.reward=f1", "optimizer=adamw"], "has no gradient, and optimizer=adamw needs one; use lm"),
         (["objective.reward=f1", "objective.max_new_tokens=500"], "leaves none for a prompt"),
         (["objective.reward=f1", "distributed.split=rows"], "ranks share the members"),
     ],
@@ -142,7 +137,6 @@ def test_mistakes_are_refused_before_anything_is_written(
 ) -> None:
     (tmp_path / "mine.py").write_text(f"{CODE}def one(completions):\n    return []\n")
     (tmp_path / "broken.py").write_text("1 / 0\n")
-    base = [word for word in DEMO if word != "optimizer.eps=1e-2" or "optimizer=adamw" not in words]
     before = sorted(tmp_path.iterdir())
-    assert part in error_line(mezo("train", *base, *words, "hydra.run.dir=run"))
+    assert part in error_line(mezo("train", *DEMO, *words, "hydra.run.dir=run"))
     assert sorted(tmp_path.iterdir()) == before

@@ -123,23 +123,6 @@ def test_what_is_typed_is_escaped(words: list[str]) -> None:
     assert r"\x1b" in shown(mezo(*words)).replace(r"\e", r"\x1b")  # YAML's own escape
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("train.jsonl", json.dumps({f"sentence{ESC}": "a", "label": "negative"})),  # a header
-        ("train.jsonl", json.dumps({"sentence": "a", "label": f"bad{ESC}"})),  # an unknown label
-        (f"no{ESC}.txt", ""),
-    ],
-)
-def test_errors_about_data_are_escaped(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / name).write_text(text, encoding="utf-8")
-    result = mezo("data", "data=files", "data.dir=d")
-    assert result.code == 2
-    assert result.err.count("\n") == 1
-    shown(result)
-
-
 def test_a_path_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
     result = process("runs", b"no\xff".decode("utf-8", "surrogateescape"), cwd=tmp_path)
     assert (result.code, result.err) == (2, "error: no\\udcff: no such folder\n")

@@ -50,13 +50,6 @@ def test_config_yaml_lists_the_settings_of_the_choices_alone() -> None:
     assert (list(stored["peft"]), stored["data"]["dir"]) == (["name", "layers"], None)
 
 
-def test_settings_of_other_choices_are_dropped_from_a_config_file() -> None:
-    config = build({**plain(name="adamw", eps=1e-3, window=None, beta1=0.8), "peft": {"name": "none", "r": None}})
-    assert config.optimizer == make_config("adamw", beta1=0.8)
-    with pytest.raises(UserError, match=r"unknown key 'optimizer.epss' \(did you mean 'optimizer.adam_eps'\?\)"):
-        build(plain(name="adamw", epss=1e-3))
-
-
 def test_a_setting_of_another_choice_is_dropped_from_a_file_and_refused_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     text = "# @package _global_\noptimizer: {eps: 0.5}\nseed: 7\nsteps: ${seed}\n"
