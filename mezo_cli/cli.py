@@ -376,36 +376,32 @@ def main(run: Callable[..., Any] = app) -> None:
     prepare_standard_streams()
     set_library_defaults()
     with silent_followers(), logs_without_credentials(), termination_as_keyboard_interrupt():
-        _run(run)
-
-
-def _run(run: Callable[..., Any]) -> NoReturn:
-    try:
-        status = run(args=sys.argv[1:] or ["--help"], prog_name="mezo", standalone_mode=False)
-        sys.stdout.flush()
-    except UserError as error:
-        _fail(str(error), 2)
-    except RunFailed as error:
-        _fail(str(error), 1)
-    except RunStopped as stop:
-        _fail(str(stop), 130, label="")
-    except UsageError as error:
-        _fail(_usage(error), 2)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", 130)
-    except (MemoryError, SystemError) as error:  # of an import: what a run lacks is said by explain_device_errors
-        _fail(f"not enough memory: {one_line(error)}", 2)
-    except BrokenPipeError:
-        discard_output(sys.stdout)  # or the flush at exit complains once more
-        sys.exit(1)
-    except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
-        if error.errno in FULL and error.filename is None:
-            discard_output(sys.stdout)
-            _fail(f"standard output: cannot be written: {error.strerror}", 1)
-        _fail(str(error), 1 if error.errno in FULL else 2)
-    if status == 130:  # newer Typers answer Ctrl-C themselves
-        _fail("interrupted", 130)
-    sys.exit(status or 0)
+        try:
+            status = run(args=sys.argv[1:] or ["--help"], prog_name="mezo", standalone_mode=False)
+            sys.stdout.flush()
+        except UserError as error:
+            _fail(str(error), 2)
+        except RunFailed as error:
+            _fail(str(error), 1)
+        except RunStopped as stop:
+            _fail(str(stop), 130, label="")
+        except UsageError as error:
+            _fail(_usage(error), 2)
+        except (KeyboardInterrupt, typer.Abort):
+            _fail("interrupted", 130)
+        except (MemoryError, SystemError) as error:  # of an import: what a run lacks is said by explain_device_errors
+            _fail(f"not enough memory: {one_line(error)}", 2)
+        except BrokenPipeError:
+            discard_output(sys.stdout)  # or the flush at exit complains once more
+            sys.exit(1)
+        except OSError as error:  # outside a run: a file that may not be read, a folder that may not be written
+            if error.errno in FULL and error.filename is None:
+                discard_output(sys.stdout)
+                _fail(f"standard output: cannot be written: {error.strerror}", 1)
+            _fail(str(error), 1 if error.errno in FULL else 2)
+        if status == 130:  # newer Typers answer Ctrl-C themselves
+            _fail("interrupted", 130)
+        sys.exit(status or 0)
 
 
 def _usage(error: Any) -> str:

@@ -28,6 +28,7 @@ from mezo_cli.system import discard_output
 log = logging.getLogger("mezo")
 
 PROMPT_END = 60  # characters of a prompt that a line shows
+STEP_LINE = "step %*d/%d  %s"
 LINE_EVERY = 30.0  # seconds between log lines about progress
 
 _quiet = ContextVar("quiet", default=False)  # whether the command was asked for warnings and errors only
@@ -149,7 +150,7 @@ class ProgressReporter:
         if done % max(1, self._total // 20) == 0 or now - self._last_line > LINE_EVERY:
             self._last_line = now
             left = f"  {speed}  {format_duration((self._total - done) / rate)} left" if rate else ""
-            self._log(logging.DEBUG, done, f"{score}{left}")
+            log.debug(STEP_LINE, len(str(self._total)), done, self._total, f"{score}{left}")
 
     def evaluation(self, total: int) -> Callable[[int], None]:
         """Return a function to call with the number of dev rows evaluated: the bar shows it, or else the log."""
@@ -161,10 +162,7 @@ class ProgressReporter:
         """Show the score on dev in the bar, and log the summary of the evaluation."""
         self._fields["dev"] = score
         self._progress.update(self._task, **self._fields)
-        self._log(logging.INFO, step, f"dev {summary}")
-
-    def _log(self, level: int, step: int, text: str) -> None:
-        log.log(level, "step %*d/%d  %s", len(str(self._total)), step, self._total, text)
+        log.info(STEP_LINE, len(str(self._total)), step, self._total, f"dev {summary}")
 
 
 def progress_log(what: str, total: int, units: str = "steps") -> Callable[[int], None]:
@@ -258,10 +256,10 @@ def make_console() -> Console:
 
     rich itself heeds NO_COLOR.
     """
+    if not sys.stdout.isatty():
+        return Console(width=1000, force_terminal=False)
     terminal: Any = _Terminal(sys.stdout)
-    if is_live(sys.stdout):
-        return Console(file=terminal)
-    return Console(file=terminal if sys.stdout.isatty() else None, width=1000, force_terminal=False)
+    return Console(file=terminal) if is_live(sys.stdout) else Console(file=terminal, width=1000, force_terminal=False)
 
 
 def make_error_console() -> Console:

@@ -9,7 +9,7 @@ import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
-from mezo_cli.optim import optimizer_class
+from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.linear_probe import fit_output_layer
 from mezo_cli.training.prepare import load_session
 from tests import tiny
@@ -112,7 +112,9 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
             with hosts.setdefault("replay", HostWaits(read)):
                 if session.optimizer.replayable:
                     records = [(step, result.recorded, result.lr) for step, result in enumerate(results[:2])]
-                    again: Any = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+                    again: Any = OPTIMIZERS.implementation(config.optimizer.name)(
+                        config.optimizer, config.seed, config.steps
+                    )
                     again.rebuild_state(session.params, records[:1])
                     again.apply_updates(session.params, records[1:])
         else:

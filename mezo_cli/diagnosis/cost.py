@@ -16,7 +16,7 @@ from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, Deadline, Section, coun
 from mezo_cli.models.loading import DTYPES
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.models.stored_tensors import format_names
-from mezo_cli.optim import optimizer_class
+from mezo_cli.optim import OPTIMIZERS, Optimizer
 from mezo_cli.training.loop import TRAIN_ROWS
 from mezo_cli.training.prepare import Prepared
 from mezo_cli.training.session import Session
@@ -78,7 +78,8 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
         `peak_bytes` of the process, or of the GPU.
     """
     config, sampler, train = prepared.session.config, prepared.sampler, prepared.rows["train"]
-    optimizer = optimizer_class(config.optimizer)(config.optimizer.replace(lr=0.0), config.seed, config.steps)
+    chosen = config.optimizer.replace(lr=0.0)
+    optimizer: Optimizer = OPTIMIZERS.implementation(chosen.name)(chosen, config.seed, config.steps)
     if optimizer.replayable:
         optimizer.keep_start(lambda: session.params)
     session = dataclasses.replace(prepared.session, optimizer=optimizer)

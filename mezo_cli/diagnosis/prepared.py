@@ -10,7 +10,6 @@ from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.system import explain_device_errors
-from mezo_cli.training.linear_probe import find_output_layer
 from mezo_cli.training.prepare import Prepared, prepare, smaller_batches
 
 WORDS, SIGNAL, COST = 0.15, 0.4, 0.35  # fractions of the time that is left when the check begins
@@ -23,7 +22,8 @@ def prepare_run(config: Config) -> tuple[Prepared, float]:
     session = prepared.session
     with explain_device_errors("before the first step", smaller_batches(config)):
         if config.init == "linear_probe":
-            find_output_layer(session)
+            assert isinstance(session.objective, Classification)
+            session.objective.output_layer()
         session.objective.check_start(prepared.rows["train"])
     return prepared, time.perf_counter() - start
 

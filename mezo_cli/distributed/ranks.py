@@ -261,9 +261,6 @@ class Alone(Ranks):
         """Return the flag."""
         return flag
 
-    def check_same(self, what: str, text: str, raises: type[UserError | RunFailed] = UserError) -> None:
-        """There is nothing to compare."""
-
     def from_first(self, text: str = "") -> str:
         """Return the text."""
         return text

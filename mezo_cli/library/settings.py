@@ -10,7 +10,7 @@ from mezo_cli.config.explain import validate
 from mezo_cli.config.optimizers import MomentDecay, Samples, SampleSchedule, SlowMomentDecay
 from mezo_cli.config.schema import OptimizerConfig, Positive, Seed, StepRecord
 from mezo_cli.errors import UserError, did_you_mean
-from mezo_cli.optim import make_config, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.update import BlockUpdate
 from mezo_cli.perturb.params import Params
@@ -47,7 +47,7 @@ class StepSettings(OptimizerConfig):
         elif self.momentum:
             values["momentum"] = self.momentum
         config = make_config(self.method, **values)
-        return cast("type[Mezo]", optimizer_class(config))(config, self.seed, self.total_steps or 1)
+        return cast("type[Mezo]", OPTIMIZERS.implementation(config.name))(config, self.seed, self.total_steps or 1)
 
     def method_settings(self) -> dict[str, Any]:
         """Return what a state dict and a trajectory say of the method, as JSON has it; empty for MeZO itself."""

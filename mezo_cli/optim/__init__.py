@@ -6,7 +6,6 @@ Nothing here imports torch: the command line reads what the classes declare befo
 from typing import Any
 
 from mezo_cli.config.registry import OPTIMIZERS
-from mezo_cli.config.schema import OptimizerConfig
 from mezo_cli.optim.base import (
     LossFn,
     Optimizer,
@@ -27,14 +26,7 @@ __all__ = [
     "StepResult",
     "make_config",
     "not_finite",
-    "optimizer_class",
 ]
-
-
-def optimizer_class(config: OptimizerConfig) -> type[Optimizer]:
-    """Return the class of the chosen optimizer."""
-    kind: type[Optimizer] = OPTIMIZERS.implementation(config.name)
-    return kind
 
 
 def make_config(name: str, **values: Any) -> Any:

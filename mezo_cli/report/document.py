@@ -16,7 +16,7 @@ from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.schema import data_dir
 from mezo_cli.data.texts import read_columns
 from mezo_cli.errors import UserError
-from mezo_cli.optim import optimizer_class
+from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report import untrained
 from mezo_cli.report.frame import Entry, predicted_fractions
 from mezo_cli.report.settings import changed_settings, format_score, method_name
@@ -39,7 +39,8 @@ def document(run: Entry) -> dict[str, Any]:
 
 
 def _document(run: Entry) -> dict[str, Any]:
-    config, info, optimizer, logged = run.config, run.info, optimizer_class(run.config.optimizer), run.metrics[0]
+    config, info, logged = run.config, run.info, run.metrics[0]
+    optimizer = OPTIMIZERS.implementation(config.optimizer.name)
     gradients = trajectory.scalar_stats(projected_grads(run))
     examples, prompt = _examples(run), info.get("prompt")
     hidden = ("crc", "kind", "split")
@@ -197,7 +198,7 @@ def projected_grads(run: Entry) -> np.ndarray | None:
     file, config = run.run.trajectory, run.config
     if not config.optimizer.replayable or not file.exists() or not file.stat().st_size:
         return None
-    optimizer: Any = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+    optimizer: Any = OPTIMIZERS.implementation(config.optimizer.name)(config.optimizer, config.seed, config.steps)
     grads = run.run.read_trajectory().drawn_grads(optimizer.shown)
     return grads if grads.size else None
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from mezo_cli.console import printable
 from mezo_cli.errors import UserError
-from mezo_cli.optim import optimizer_class
+from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.document import projected_grads, thin
 from mezo_cli.report.frame import Entry
 from mezo_cli.report.groups import Group
@@ -226,7 +226,8 @@ def draw_labels(axes: "Axes", fractions: pd.DataFrame) -> Drawn:
 
 def draw_gradients(axes: "Axes", run: Entry, gradients: np.ndarray) -> Drawn:
     """Draw the sizes of the projected gradients, of all that are not 0."""
-    optimizer, sizes = optimizer_class(run.config.optimizer), np.abs(gradients.astype(np.float64)).ravel()
+    optimizer = OPTIMIZERS.implementation(run.config.optimizer.name)
+    sizes = np.abs(gradients.astype(np.float64)).ravel()
     size, words = f"|{optimizer.symbol}|", optimizer.scalar.replace("grad", "gradient").replace("_", " ")
     drawn, zeros = sizes[sizes > sizes.max() * ROUNDING], int((sizes == 0).sum())
     note = f"{zeros:,} of {sizes.size:,} are exactly 0 ({100 * zeros / sizes.size:.1f}%)"

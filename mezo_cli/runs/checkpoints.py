@@ -43,11 +43,6 @@ def save(folder: Path, name: str, step: int, write: Callable[[Path], None]) -> N
         remove(old)
 
 
-def read_step(folder: Path, name: str) -> int | None:
-    """Return the step of checkpoint `name`; None if there is none."""
-    return int(read_object(folder / name / CHECKSUMS, HINT)["step"]) if (folder / name).is_dir() else None
-
-
 def verify(checkpoint: Path) -> None:
     """Compare a checkpoint's files with their checksums."""
     for name, stored in read_object(checkpoint / CHECKSUMS, HINT)["sha256"].items():

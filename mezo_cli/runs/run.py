@@ -432,7 +432,8 @@ class Run:
 
     def checkpoint_step(self, name: str) -> int | None:
         """Return the step of checkpoint `name`; None if there is none."""
-        return checkpoints.read_step(self.checkpoints, name)
+        folder = self.checkpoints / name
+        return int(read_object(folder / checkpoints.CHECKSUMS, checkpoints.HINT)["step"]) if folder.is_dir() else None
 
     def remove_checkpoints(self, steps: Mapping[str, int]) -> int:
         """Remove all checkpoints, whose steps are given, and record it; return the bytes that this frees."""

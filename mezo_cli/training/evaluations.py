@@ -70,7 +70,12 @@ class Evaluations:
         save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
         evaluation = None
         if (is_last or config.evaluates_at(step)) and step not in self.dev:
-            evaluation = self._evaluate_dev(session, progress)
+            check_same_weights(session, step)
+            evaluation = self._evaluate(session, self.rows["dev"], progress.evaluation(len(self.rows["dev"])))
+            if self.forgetting is not None:
+                evaluation = evaluation.with_details(self.forgetting.measure(session))
+            self._latest = step, evaluation
+            self.add({step: evaluation.line()})
         if evaluation is None and not save_due:
             return
         run_log.sync()
@@ -83,16 +88,6 @@ class Evaluations:
             run_log.checkpoint(session, "best")
         if evaluation is not None:
             self._record_dev(evaluation, progress, session.objective.kept_records)
-
-    def _evaluate_dev(self, session: Session, progress: ProgressReporter) -> Evaluation:
-        step, rows = self.run_log.step, self.rows["dev"]
-        check_same_weights(session, step)
-        evaluation = self._evaluate(session, rows, progress.evaluation(len(rows)))
-        if self.forgetting is not None:
-            evaluation = evaluation.with_details(self.forgetting.measure(session))
-        self._latest = step, evaluation
-        self.add({step: evaluation.line()})
-        return evaluation
 
     def _record_dev(self, evaluation: Evaluation, progress: ProgressReporter, kept_records: int) -> None:
         step, metric = self.run_log.step, self.run_log.config.chosen_metric

@@ -53,7 +53,8 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
         validated (C -> accuracy in cross-validation), train_accuracy, converged.
     """
     config = session.config
-    layer, label_rows = find_output_layer(session)
+    assert isinstance(session.objective, Classification)
+    layer, label_rows = session.objective.output_layer()
     x, labels = compute_features(session, layer, rows), np.array([row.label for row in rows])
     fitted = fit(x, labels, config.task.labels, config.probe_c, intercept=layer.bias is not None)
     _write(session, layer, label_rows, fitted)
@@ -72,12 +73,6 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
         "train_accuracy": fitted.train_accuracy,
         "converged": fitted.converged,
     }
-
-
-def find_output_layer(session: Session) -> tuple[nn.Linear, Tensor | None]:
-    """Return the layer that the probe is written to, and its rows that score labels, in label order (None: all)."""
-    assert isinstance(session.objective, Classification)
-    return session.objective.output_layer()
 
 
 @torch.no_grad()

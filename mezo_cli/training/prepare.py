@@ -6,7 +6,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from mezo_cli.models.quantized import row_factors
 from mezo_cli.models.streaming import streamed_layers
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.plain_check import PlainCheck
-from mezo_cli.optim import Optimizer, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, Optimizer
 from mezo_cli.optim.first_order import set_rate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import noise_of
@@ -51,6 +50,7 @@ class Prepared:
         kept: the rows of `data.keep`, where the command trains.
         unreachable: name -> number of scalars of the parameters that do not reach the loss, where it trains.
         states_bytes: the memory that will keep what frozen layers compute for the rows.
+        sampler: chooses the batches of the training rows, where it trains.
     """
 
     session: Session
@@ -59,11 +59,7 @@ class Prepared:
     kept: list[PromptRow] = field(default_factory=list)
     unreachable: dict[str, int] = field(default_factory=dict)
     states_bytes: int = 0
-
-    @cached_property
-    def sampler(self) -> BatchSampler:
-        """Chooses the batches of the training rows."""
-        return make_sampler(self.session.config, self.rows["train"])
+    sampler: BatchSampler = NotImplemented
 
 
 def prepare(
@@ -87,7 +83,8 @@ def prepare(
     if ranks.size > 1 and not ranks.split:
         ranks.start(config)
     found = data.load_splits(config) if splits else Splits([], [], None)
-    ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
+    if ranks.size > 1:
+        ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
     if trains:
         rows = min(config.batch_size, len(found.train))
         if ranks.split == "rows" and rows < ranks.size:
@@ -105,6 +102,7 @@ def prepare(
         prepared.kept = read_kept_rows(config, Path(config.data.keep), session.loaded.tokenizer)
     sizes = {name: p.numel() for name, p in session.params.tensors.items()}
     train = prepared.rows["train"]
+    prepared.sampler = make_sampler(config, train)
     with explain_device_errors("before the first step", smaller_batches(config)):
         prepared.unreachable = {name: sizes[name] for name in session.exclude_unreachable(train[0])}
         prepared.states_bytes = session.keep_states(train, prepared.rows["dev"]) if config.steps else 0
@@ -155,7 +153,7 @@ def load_session(
             set_rate(loaded.model, config.optimizer.dropout)
         if config.model.checkpoint_activations:
             loaded.model.activation_checkpointing_enable({"use_reentrant": False})
-        optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+        optimizer = OPTIMIZERS.implementation(config.optimizer.name)(config.optimizer, config.seed, config.steps)
         name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
         try:
             return _build_session(config, loaded, encoder, optimizer, trains, name)

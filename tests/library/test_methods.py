@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mezo_cli import MezoOptimizer, replay
 from mezo_cli.errors import UserError
-from mezo_cli.optim import make_config, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
@@ -54,7 +54,7 @@ def test_a_step_is_the_runners(name: str, dtype: torch.dtype) -> None:
     optimizer = MezoOptimizer(ours, lr=0.01, weight_decay=0.1, seed=3, **values)
     forward = PerturbedForward(theirs, Params(theirs, make_noise(config.noise)))
     forward.compute_dtype = dtype
-    runner = optimizer_class(config)(config, 3, STEPS)
+    runner = OPTIMIZERS.implementation(config.name)(config, 3, STEPS)
     for step in range(STEPS):
         loss = optimizer.step(lambda: loss_of(ours))
         with torch.no_grad():

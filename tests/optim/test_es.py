@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
-from mezo_cli.optim import make_config, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.es import EsConfig, es_result
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.report.settings import method_name
@@ -28,7 +28,7 @@ def eager(eager_kernels: None) -> None:
 
 def trial(**values: Any) -> Trial:
     config = make_config("es", **{"eps": EPS, "lr": LR, "members": 6, **values})
-    return Trial(optimizer_class(config), config, steps=8)
+    return Trial(OPTIMIZERS.implementation(config.name), config, steps=8)
 
 
 def theta(ours: Trial) -> list[Tensor]:
@@ -115,7 +115,7 @@ def test_two_antithetic_members_without_shaping_are_mezo() -> None:
     for name, values in (("mezo", {"lr": 0.01}), ("es", {"lr": 0.01 / EPS, "members": 2, "shaping": "none"})):
         more = {"antithetic": True} if name == "es" else {}
         config = make_config(name, eps=EPS, weight_decay=0.0, **values, **more)
-        run = Trial(optimizer_class(config), config, steps=8)
+        run = Trial(OPTIMIZERS.implementation(config.name), config, steps=8)
         before = theta(run)
         run.train(0, 8)
         assert not any(torch.equal(a, b) for a, b in zip(before, theta(run), strict=True))
@@ -212,4 +212,4 @@ def test_fzoo_is_its_settings_and_its_name_in_tables() -> None:
     assert isinstance(fzoo, EsConfig)
     assert (fzoo.members, fzoo.baseline, fzoo.shaping, fzoo.antithetic) == (8, "theta", "std", False)
     assert (fzoo.noise, method_name(config)) == ("rademacher", "FZOO")
-    assert optimizer_class(fzoo)(fzoo, 0, 10).count_forwards(10) == {"forwards": 90, "backwards": 0}
+    assert OPTIMIZERS.implementation(fzoo.name)(fzoo, 0, 10).count_forwards(10) == {"forwards": 90, "backwards": 0}

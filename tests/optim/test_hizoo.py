@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from mezo_cli.optim import make_config, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.testing.optimizers import Trial, same
 
@@ -19,7 +19,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trial(name: str, **values: Any) -> Trial:
     config = make_config(name, lr=LR, **values)
-    return Trial(optimizer_class(config), config)
+    return Trial(OPTIMIZERS.implementation(config.name), config)
 
 
 @pytest.mark.parametrize("samples", [1, 3])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from mezo_cli.optim import make_config, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.params import Params
@@ -24,7 +24,7 @@ def test_the_update_of_roberta_large_goes_over_few_spans(optimizer: str, noise: 
     if "half precision" in optimizer:
         model.bfloat16()
     params, config = Params(model, make_noise(noise)), make_config(optimizer.split()[0], noise=noise)
-    method = optimizer_class(config)(config, 0, 9)
+    method = OPTIMIZERS.implementation(config.name)(config, 0, 9)
     with mock.patch.object(Kernel, "__call__") as kernel, torch.no_grad():
         method.apply_updates(params, [(0, [1.0], 1e-6)])
     assert 10 <= kernel.call_count <= 30

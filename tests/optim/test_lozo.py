@@ -9,7 +9,7 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
-from mezo_cli.optim import make_config, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.perturb.noise import Direction, noise_of
 from mezo_cli.testing.optimizers import Regression, Trial, same
 from tests.command_line import error_line, mezo, small
@@ -18,7 +18,7 @@ from tests.optim.test_mezo import SENTENCES, ready
 
 def trained(name: str, **values: Any) -> Trial:
     config = make_config(name, lr=0.01, rank=2, interval=3, weight_decay=0.1, **values)
-    ours = Trial(optimizer_class(config), config, outputs=5)
+    ours = Trial(OPTIMIZERS.implementation(config.name), config, outputs=5)
     ours.train(0, 8)
     return ours
 
@@ -35,7 +35,7 @@ def test_momentum_is_the_formula_in_float64_over_two_projections() -> None:
     params, noise = problem.forward.params, problem.forward.params.noise
     want = {name: p.detach().double() for name, p in params.tensors.items()}
     n, m, old = (torch.zeros(*shape, dtype=torch.float64) for shape in ((5, 2), (5,), (6, 2)))
-    optimizer: Any = optimizer_class(config)(config, 1, 8)
+    optimizer: Any = OPTIMIZERS.implementation(config.name)(config, 1, 8)
     for step in range(8):
         g, z = 0.5 - step % 3, Direction(1, step)
         optimizer.apply_updates(params, [(step, [g], 0.125)])

@@ -18,7 +18,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import StepRecord, to_dict
 from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError
-from mezo_cli.optim import OPTIMIZERS, make_config, optimizer_class
+from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.base import learning_rate
 from mezo_cli.optim.mezo import Clip, random_sign
 from mezo_cli.perturb import params
@@ -81,7 +81,7 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
     fresh.tensors = {name: fresh.tensors[name] for name in selected}
     if config.optimizer.noise != "torch":
         session.params.noise.block = block  # type: ignore[misc]
-    optimizer = optimizer_class(config.optimizer)(config.optimizer, config.seed, config.steps)
+    optimizer = OPTIMIZERS.implementation(config.optimizer.name)(config.optimizer, config.seed, config.steps)
     return dataclasses.replace(session, config=config, optimizer=optimizer)
 
 
