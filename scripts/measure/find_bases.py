@@ -32,7 +32,8 @@ EXTRA = 8  # columns more than r
 @torch.no_grad()
 def find_bases(session: Session, rows: Sequence[Any]) -> dict[str, Tensor]:
     """Return Q of each matrix with a LoRA, float32 [inputs, r], by its path; q, k and v share theirs."""
-    seed, whole, r = session.config.seed, session.config.batch_size, session.config.peft.r
+    peft: Any = session.config.peft
+    seed, whole, r = session.config.seed, session.config.batch_size, peft.r
     size = whole if session.objective.lay_out(rows[:1]) is not None else 1  # one row alone has no padding
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()[:ROWS]
     batches = [[rows[i] for i in order[start : start + size]] for start in range(0, len(order), size)]
