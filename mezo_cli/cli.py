@@ -301,7 +301,6 @@ def compare(
     seeds: Annotated[bool, typer.Option("--seeds", help="Also the result of each seed.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a .md, .csv or .json file instead.")] = None,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the tables only, no notes.")] = False,
 ) -> None:
     """Mean and std over seeds, the best dev score picked for each, with the paper's numbers."""
     if paper and seeds:
@@ -309,19 +308,18 @@ def compare(
     view = "paper" if paper else "seeds" if seeds else "groups"
     from mezo_cli.commands import compare
 
-    compare.compare(folders or [], view, out, as_json, quiet, table)
+    compare.compare(folders or [], view, out, as_json, table)
 
 
 @app.command(rich_help_panel="Look at runs")
 def show(
     run: RunDir,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the result only.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show one run: what it was, its result, how it went, its settings."""
     from mezo_cli.commands import show
 
-    show.show(run, as_json, quiet)
+    show.show(run, as_json)
 
 
 @app.command(rich_help_panel="Look at runs")

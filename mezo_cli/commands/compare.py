@@ -1,6 +1,5 @@
 """`mezo compare`: print a comparison of runs, or write it to a file."""
 
-import dataclasses
 import json
 import logging
 from collections.abc import Sequence
@@ -22,9 +21,8 @@ def compare(
     folders: Sequence[Path],
     view: str,
     out: Path | None,
-    as_json: bool = False,
-    quiet: bool = False,
-    table: str | None = None,
+    as_json: bool,
+    table: str | None,
 ) -> None:
     """Compare the runs under `folders` (outputs/ if none is given)."""
     if as_json and out is not None:
@@ -37,12 +35,11 @@ def compare(
     only_paper = view == "paper" and not folders and not OUTPUTS.is_dir()  # its numbers can be shown without runs
     console = make_console()
     width = 1000 if as_json or out is not None else console.width
-    warn = (lambda text: None) if quiet else print_warning
-    runs = comparison([] if only_paper else folders_or_outputs(folders), view, width, warn, table or TABLE)
+    runs = comparison([] if only_paper else folders_or_outputs(folders), view, width, print_warning, table or TABLE)
     if as_json:
         print_line(json.dumps(runs.document, indent=2, allow_nan=False))
     elif out is None:
-        output.show(dataclasses.replace(runs, notes=()) if quiet else runs, console)
+        output.show(runs, console)
     else:
         output.write(runs, out)
         print_line(f"wrote {out}")

@@ -9,10 +9,10 @@ from mezo_cli.report.frame import read_run
 from mezo_cli.report.terminal import show_document
 
 
-def show(run: Path, as_json: bool, quiet: bool = False) -> None:
-    """Show the run in the directory `run`, or, if `quiet`, its warnings and its result only. It may be running."""
+def show(run: Path, as_json: bool) -> None:
+    """Show the run in the directory `run`. It may be running."""
     found = document(read_run(run))
     if as_json:
         print_line(json.dumps(found, indent=2, allow_nan=False))
     else:
-        show_document(found, make_console(), quiet)
+        show_document(found, make_console())

@@ -3,18 +3,14 @@
 It needs the run's directory only: no model and no torch.
 """
 
-import json
-import re
 import shlex
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.schema import data_dir
-from mezo_cli.data.texts import read_columns
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report import untrained
@@ -42,7 +38,6 @@ def _document(run: Entry) -> dict[str, Any]:
     config, info, logged = run.config, run.info, run.metrics[0]
     optimizer = OPTIMIZERS.implementation(config.optimizer.name)
     gradients = trajectory.scalar_stats(projected_grads(run))
-    examples, prompt = _examples(run), info.get("prompt")
     hidden = ("crc", "kind", "split")
     dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
     return {
@@ -53,7 +48,7 @@ def _document(run: Entry) -> dict[str, Any]:
         "verdict": run.verdict,
         "sentence": _sentence(run),
         "warnings": _warnings(run, gradients["zero_fraction"], optimizer.symbol),
-        "prompt": None if prompt is None else str(prompt),
+        "prompt": info.get("prompt"),
         "label_words": dict(zip(config.task.labels, info.get("label_words", ()), strict=False)),
         "steps": {"done": run.steps_done, "planned": config.steps},
         "metric": run.metric,
@@ -65,13 +60,12 @@ def _document(run: Entry) -> dict[str, Any]:
         "scalar": optimizer.scalar,
         "symbol": optimizer.symbol,
         optimizer.scalar: dict(gradients),
-        "steps_per_second": _speed(run),
-        **examples,
+        **_examples(run),
         **_completions(run),
         "settings": changed_settings(config),
         "facts": _facts(run),
         "versions": {name: str(version) for name, version in (info.get("versions") or {}).items()},
-        "commands": _commands(run, examples["completions"]),
+        "commands": _commands(run),
     }
 
 
@@ -122,16 +116,8 @@ def _facts(run: Entry) -> dict[str, str]:
         "data revision": info.get("data_revision"),
         "model revision": info.get("model_revision"),
         "mezo commit": f"{info['git_commit']}{dirty}" if info.get("git_commit") else None,
-        "command line": _command(list(map(str, info.get("argv") or ()))[1:]) or None,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
-
-
-def _command(words: Sequence[str]) -> str:
-    """Return the words behind `mezo` as a command line, or as the call from Python; empty without words."""
-    if words[:1] == ["finetune"]:
-        return f"finetune({', '.join(words[1:])})"
-    return shlex.join(["mezo", *words]) if words else ""
 
 
 # --- the result ---
@@ -203,25 +189,16 @@ def projected_grads(run: Entry) -> np.ndarray | None:
     return grads if grads.size else None
 
 
-def _speed(run: Entry) -> float | None:
-    """Return the median of the steps per second between logged steps; None before the second of them."""
-    passed, done = (np.diff(run.metrics[0].get(name, ())) for name in ("seconds", "step"))
-    known = passed > 0  # a time is stored to the millisecond
-    return float(np.median(done[known] / passed[known])) if known.any() else None
-
-
 # --- rows ---
 
 
 def _examples(run: Entry) -> dict[str, Any]:
     """Return test rows to look at, or in `no_test_rows` why there are none.
 
-    They are spread evenly over all `right` and all `wrong` rows, from the surest prediction to the least sure; of all,
-    `test_rows` says how many are right, `counts` how often each label (first) is predicted as each (second). Of a run
-    that generates text they are `completions`, from the best to the worst.
+    They are spread evenly over all `right` and all `wrong` rows, from the surest prediction to the least sure;
+    `test_rows` has the numbers of both. Of a run that generates text they are `completions`, from best to worst.
     """
-    found: dict[str, Any] = {"right": [], "wrong": [], "completions": [], "counts": {}, "test_rows": {}}
-    found["no_test_rows"] = ""
+    found: dict[str, Any] = {"right": [], "wrong": [], "completions": [], "test_rows": {}, "no_test_rows": ""}
     rows = run.run.predictions()
     if not rows:
         found["no_test_rows"] = "It has no predictions of test rows." if run.finished else OPEN_END
@@ -230,12 +207,10 @@ def _examples(run: Entry) -> dict[str, Any]:
         found["completions"] = thin(ordered, EXAMPLES)
     else:
         rows = sorted(rows, key=lambda row: (-row["probabilities"][row["predicted"]], row["row"]))
-        found["right"] = thin([row for row in rows if row["predicted"] == row["label"]], EXAMPLES)
-        found["wrong"] = thin([row for row in rows if row["predicted"] != row["label"]], EXAMPLES)
-        counts, labels = Counter((row["label"], row["predicted"]) for row in rows), run.config.task.labels
-        found["test_rows"] = {"correct": sum(counts[label, label] for label in labels)}
-        found["test_rows"]["wrong"] = len(rows) - found["test_rows"]["correct"]
-        found["counts"] = {label: {other: counts[label, other] for other in labels} for label in labels}
+        right = [row for row in rows if row["predicted"] == row["label"]]
+        wrong = [row for row in rows if row["predicted"] != row["label"]]
+        found |= {"right": thin(right, EXAMPLES), "wrong": thin(wrong, EXAMPLES)}
+        found["test_rows"] = {"correct": len(right), "wrong": len(wrong)}
     return found
 
 
@@ -263,36 +238,19 @@ def _completions(run: Entry) -> dict[str, Any]:
 # --- commands ---
 
 
-def _commands(run: Entry, completions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what can be done with the run -> the command for it."""
-    config, info = run.config, run.info
-    resumable = "argv" in info  # not as of a run that `mezo export --trajectory` wrote
-    fixed = config.optimizer.depends_on_total_steps or config.forwards is not None or not config.steps
-    data = ["data.dir=DIR"] if config.data.name == "files" and data_dir(config.data) is None else []
+def _commands(run: Entry) -> dict[str, str]:
+    """Return what can be done with the run -> the command for it; `Run again` may be the call from Python."""
+    info, commands = run.info, {}
     words = [str(word) for word in info.get("argv") or ()][1:]
     if words and not any("objective.reward=" in word for word in words):  # a job gets it from its environment
         words += own_reward(info)
-
-    def command(verb: str, *words: str) -> str:
-        return run.run.command(verb, *words, info=info)
-
     words = [word for word in words if word != "-q" and not word.startswith("hydra.run.dir=")]
-    commands = {"Run again": _command(words)}
-    if resumable and run.status in ("interrupted", "failed"):
-        commands["Resume"] = command("resume")
-    if resumable and run.finished and not fixed:
-        commands["Train longer"] = command("resume", f"steps={2 * config.steps}")
-    if config.optimizer.replayable and config.steps and run.best is not None:
-        step = str(run.best["step"])
-        commands["Rebuild the weights of a step"] = command("replay", "--step", step, "--out", "FOLDER")
+    if words:
+        is_call = words[0] == "finetune"
+        commands["Run again"] = f"finetune({', '.join(words[1:])})" if is_call else shlex.join(["mezo", *words])
+    if "argv" in info and run.status in ("interrupted", "failed"):  # not of a run that `mezo export --trajectory` wrote
+        commands["Resume"] = run.run.command("resume", info=info)
     if run.finished:
-        commands["Evaluate"] = command("eval", "--split", "test", *data)
-        commands["Export the model"] = command("export", "--out", "FOLDER")
-        columns, texts = read_columns(config.data_task), {}
-        if completions:  # a text of another row is "..."; a list or a record is this row's
-            texts = {k: json.dumps(v) for k, v in completions[0]["columns"].items() if isinstance(v, (list, dict))}
-        words = [f"{name}={texts.get(name, '...')}" for name in columns]
-        words = words if len(words) > 1 else [word.partition("=")[2] for word in words]
-        quoted = (f'"{word}"' if re.fullmatch(r"[\w=.]+", word) else shlex.quote(word) for word in words)
-        commands["Predict a text of your own"] = command("predict") + "".join(f" --text {word}" for word in quoted)
-    return {name: command for name, command in commands.items() if command}
+        data = ["data.dir=DIR"] if run.config.data.name == "files" and data_dir(run.config.data) is None else []
+        commands["Evaluate"] = run.run.command("eval", "--split", "test", *data, info=info)
+    return commands

@@ -227,7 +227,7 @@ def read_run(path: Path) -> Entry:
 def read_entry(run: Run) -> Entry:
     """Return a run as its files are now; nothing is repaired."""
     info, text = run.read()
-    config, status = read_config(run.path / "config.yaml", text), run.status(info)
+    status, config = run.status(info), read_config(run.path / "config.yaml", text)
     summary = run.read_summary() if status == "finished" else {}
     done = run.recorded_steps(config.optimizer.replayable, summary)
     scores = {split: metrics_of(summary[split]) for split in ("dev", "train", "test") if summary.get(split) is not None}

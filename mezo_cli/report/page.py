@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # jinja2 is imported when a page is written
 TEMPLATES = Path(__file__).with_name("templates")
 LONGEST = 400  # characters of a test row's text or a prompt that are shown
 MANY, LONGEST_OF_MANY = 10, 160  # runs in a page from which on fewer characters are shown
-HEAT = 46  # percent of colour in the most frequent cell of labels against predictions
 MOST_SECTIONS = 50  # runs that have a section of their own in a page
 
 # Called with what is done and the number of runs; inside the block the function is called with how many are done.
@@ -185,7 +184,6 @@ def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: i
         "key": _key_numbers(run, told),
         "figures": run_figures(run, table, f"r{number}"),
         "dev_rows": list(zip(*told["dev_completions"].values(), strict=False)),
-        "most": max((count for row in told["counts"].values() for count in row.values()), default=0) / HEAT,
         "colours": {label: name for name, label in legend},
         "legend": legend,
         "settings": make_table("", settings, left=3),
@@ -201,9 +199,6 @@ def _key_numbers(run: Entry, told: Mapping[str, Any]) -> list[dict[str, str]]:
         if "loss" in result:
             notes = [f"step {result['step']:,}, loss {format_score('loss', result['loss'])}"]
         notes += [f"95% interval {result['interval']}"] * bool(result["interval"])
-        if result["name"].startswith("test at best") and told["counts"] and run.metric == "accuracy":
-            rows = [sum(row.values()) for row in told["counts"].values()]
-            notes.append(f"always the most frequent label: {100 * max(rows) / sum(rows):.1f}%")
         value = format_score(metric, result[metric], "%")
         numbers.append({"name": f"{result['name']} ({metric})", "value": value, "note": "; ".join(notes)})
     return numbers

@@ -103,18 +103,14 @@ def _others(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
 def default_settings(config: Config) -> dict[str, Any]:
     """Return the default of every setting by its dotted key, given the choices that a run has made.
 
-    A choice's values are those of its class and of its file over them. The default of a choice's own name is the one of
-    conf/config.yaml. A choice without a file here, the user's own, is compared with that one, but for what it leaves
-    as its class has it.
+    A choice's values are those of its class and of its file over them; one of the user's own has no file here. The
+    default of a choice's own name is the one of conf/config.yaml.
     """
-    expected, values = flatten_values(defaults()), flatten(config)
+    expected = flatten_values(defaults())
     for group, usual in _usual_choices().items():
         part = getattr(config, group)
-        built_in = flatten_values(type(part)().model_dump(), f"{group}.")
-        own = choice_values(group, getattr(part, "name", usual))
-        expected |= {**built_in, **flatten_values(own or choice_values(group, usual), f"{group}.")}
-        if not own:
-            expected |= {key: value for key, value in built_in.items() if values.get(key) == value}
+        expected |= flatten_values(type(part)().model_dump(), f"{group}.")
+        expected |= flatten_values(choice_values(group, getattr(part, "name", usual)), f"{group}.")
         expected[f"{group}.name"] = usual
     if config.data.seed == config.seed:  # as composing sets it
         expected["data.seed"] = config.seed

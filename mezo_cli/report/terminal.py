@@ -18,11 +18,8 @@ EXAMPLES = 3  # right and wrong test rows each, and completions
 EXAMPLE_WIDTH = 3  # lines of a completion
 
 
-def show_document(run: Mapping[str, Any], console: Console, quiet: bool = False) -> None:
-    """Print what a run was, its result, how its steps went, some test rows, its settings and commands.
-
-    If `quiet`, its warnings and its result only.
-    """
+def show_document(run: Mapping[str, Any], console: Console) -> None:
+    """Print what a run was, its result, how its steps went, some test rows, its settings and commands."""
     width = min(console.width, WIDTH)
 
     def say(text: str, indent: str = "", gap: bool = False) -> None:
@@ -30,22 +27,18 @@ def show_document(run: Mapping[str, Any], console: Console, quiet: bool = False)
         for line in [*[""] * gap, *(lines or [""])]:
             console.print(plain_text(line), soft_wrap=True)
 
-    if not quiet:
-        console.print(plain_text(f"{run['run']}  {run['status']}"), soft_wrap=True)
-    for text in [run["sentence"]] * (not quiet) + [f"! {text}" for text in run["warnings"]]:
+    console.print(plain_text(f"{run['run']}  {run['status']}"), soft_wrap=True)
+    for text in (run["sentence"], *(f"! {text}" for text in run["warnings"])):
         say(text)
-    if run["prompt"] is not None and not quiet:
+    if run["prompt"] is not None:
         say(f"prompt  {run['prompt']}", gap=True)
         if run["label_words"]:
             say(", ".join(f"{word} = {label}" for label, word in run["label_words"].items()), "        ")
-    if run["results"] or quiet:
-        if not quiet:
-            console.print()
+    if run["results"]:
+        console.print()
         console.print(result_table(run["results"]), width=width)
     for text in run["conclusions"]:
-        say(text, gap=not quiet)
-    if quiet:
-        return
+        say(text, gap=True)
     console.print()
     for text, indent in _rows(run, width):
         say(text, indent)
@@ -126,6 +119,4 @@ def _steps(run: Mapping[str, Any]) -> dict[str, str]:
     if stats["zero_fraction"] is not None:
         sizes = f"mean {stats['mean_abs']:.2g}, up to {stats['max_abs']:.2g}"
         pairs[f"|{symbol}|"] = f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"
-    if run["steps_per_second"] is not None:
-        pairs["steps/s"] = f"median {run['steps_per_second']:.3g}"
     return pairs

@@ -51,8 +51,7 @@ def test_eval_and_resume_take_it_again_and_predict_and_replay_never(
     assert "objective.reward=FILE.py:function or MEZO_REWARD" in error_line(mezo("eval", "run"))
     assert "'seed=3'" in error_line(mezo("eval", "run", "seed=3"))
     shown = json.loads(mezo("show", "run", "--json").out)["commands"]
-    for name in ("Evaluate", "Predict a text of your own"):
-        assert mezo(*shlex.split(shown[name])[1:]).code == 0, shown[name]
+    assert mezo(*shlex.split(shown["Evaluate"])[1:]).code == 0, shown
     document = json.loads(mezo("eval", "run", reward, "--json").out)
     summary = Run(Path("run")).read_summary()
     assert {name: document[name] for name in ("loss", "reward", "reward_digits")} == {

@@ -45,12 +45,6 @@ def test_lines_fit_eighty_columns(run: Path) -> None:
         assert max(map(len, shown.splitlines()[1:])) <= 80  # the first one is the directory
 
 
-def test_quiet_prints_the_result_only(run: Path) -> None:
-    lines = [line.split() for line in mezo("show", run, "-q").out.splitlines()]
-    assert lines[0] == ["accuracy", "loss", "at", "step"]
-    assert [line[:2] for line in lines[1:]] == [["dev", "before"], ["dev", "best"], ["test", "at"]]
-
-
 def test_json_holds_one_document(run: Path) -> None:
     said = mezo("show", run, "--json")
     assert said.err == ""

@@ -31,7 +31,6 @@ def test_the_result_against_the_start_and_the_steps(finished: Path) -> None:
     assert "for 40 steps of 32 rows:" in run["sentence"]  # batch_size=64, of which there are 32
     assert run["loss"] == {"steps": [*range(1, 41)], "values": [1 - step / 80 for step in range(1, 41)]}
     assert run["projected_grad"]["zero_fraction"] == 0.2
-    assert run["steps_per_second"] == 4.0
 
 
 def test_the_table_of_numbers(finished: Path) -> None:
@@ -63,7 +62,6 @@ def test_the_test_rows_are_spread_from_sure_to_unsure(finished: Path) -> None:
     assert all(row["predicted"] != row["label"] for row in run["wrong"])
     sure = [row["probabilities"][row["predicted"]] for row in run["right"]]
     assert sure == sorted(sure, reverse=True)
-    assert run["counts"]["negative"] == {"negative": 10, "positive": 10}
 
 
 def test_thinning_keeps_the_ends() -> None:
@@ -104,38 +102,34 @@ def test_damage_is_named(finished: Path, tmp_path: Path) -> None:
 # --- commands ---
 
 
-def commands(tmp_path: Path, ended: str = "finished", **settings: object) -> dict[str, str]:
-    made = make_run(tmp_path / "a run", {"steps": 9, **settings}, ended=ended, grads=[1.0])
+def commands(tmp_path: Path, ended: str) -> dict[str, str]:
+    made = make_run(tmp_path / "a run", {"steps": 9}, ended=ended, grads=[1.0])
     made.update(argv=["mezo", "train", "task=sst2", "hydra.run.dir=x", "--config-dir", "mine", "-q"])
     return dict(told(made.path)["commands"])
 
 
 def test_the_commands_of_a_finished_run(tmp_path: Path) -> None:
-    found = commands(tmp_path)
+    found = commands(tmp_path, "finished")
     assert found["Run again"] == "mezo train task=sst2 --config-dir mine"
     assert found["Evaluate"] == f"mezo eval '{tmp_path}/a run' --split test"
 
 
 @pytest.mark.parametrize(
-    ("ended", "settings", "has", "lacks"),
+    ("ended", "has", "lacks"),
     [
-        ("interrupted", {}, "Resume", "Evaluate"),
-        ("no memory", {}, "Resume", "Evaluate"),
-        ("finished", {"optimizer.schedule": "linear"}, "Evaluate", "Train longer"),
-        ("finished", {"optimizer.name": "adamw"}, "Evaluate", "Rebuild the weights of a step"),
+        ("interrupted", "Resume", "Evaluate"),
+        ("no memory", "Resume", "Evaluate"),
+        ("finished", "Evaluate", "Resume"),
     ],
 )
-def test_the_commands_depend_on_how_the_run_ended(
-    ended: str, settings: dict[str, object], has: str, lacks: str, tmp_path: Path
-) -> None:
-    found = commands(tmp_path, ended, **settings)
+def test_the_commands_depend_on_how_the_run_ended(ended: str, has: str, lacks: str, tmp_path: Path) -> None:
+    found = commands(tmp_path, ended)
     assert has in found
     assert lacks not in found
 
 
-def test_a_shared_folder_is_not_resumed(tmp_path: Path) -> None:
+def test_a_shared_folder_is_evaluated_on_data_that_are_named(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", {"data.name": "files"}, grads=[1.0])
     write_object(made.path / "run.json", {key: value for key, value in made.info().items() if key != "argv"})
-    found = told(made.path)["commands"]
-    assert found["Evaluate"].endswith("--split test data.dir=DIR")
-    assert "Train longer" not in found
+    (evaluate,) = told(made.path)["commands"].values()
+    assert evaluate.endswith("--split test data.dir=DIR")

@@ -67,7 +67,7 @@ def several(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_page_of_one_run(one: str) -> None:
     text = " ".join(Reader(one).text.split())
-    for part in ("50.0%", "80.0%", "75.0%", "10 of the 30 correct", "10 of the 10 wrong", "mezo resume"):
+    for part in ("50.0%", "80.0%", "75.0%", "10 of the 30 correct", "10 of the 10 wrong", "mezo eval"):
         assert part in text, part
     for part in ("Training loss", "Accuracy on dev", "Predictions per label", "8 of 40 are"):
         assert part in text, part

@@ -91,7 +91,6 @@ def test_every_command_that_reads_runs_opens_it(
     shown = json.loads(mezo("show", shared, "--json").out)
     assert "mezo eval" in shown["commands"]["Evaluate"]
     assert "data.dir=DIR" in shown["commands"]["Evaluate"]
-    assert "Train longer" not in shown["commands"]
     assert "is finished" in mezo("resume", shared).out
     assert "it is read, never resumed" in error_line(mezo("resume", shared, "steps=9"))
     assert "has no full checkpoints" in error_line(mezo("prune", shared))
