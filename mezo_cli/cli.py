@@ -57,7 +57,6 @@ Base = Annotated[
 Jobs = Annotated[
     int, typer.Option("--jobs", metavar="N", help="Of a sweep: how many jobs run at a time here, each with its share.")
 ]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Run the failed jobs of a sweep again.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 QuietTraining = Annotated[
     bool, typer.Option("-q", "--quiet", help="Print the directory, warnings and errors only: no bar, no table.")
@@ -89,7 +88,6 @@ def train(
     multirun: Annotated[bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")] = False,
     cfg: Annotated[str | None, typer.Option("--cfg", metavar="job", help="Print the composed config and stop.")] = None,
     config_dir: ConfigDir = None,
-    retry_failed: RetryFailed = False,
     jobs: Jobs = 1,
     prints: Annotated[bool, typer.Option("--print", help="With -m: print a command per job, and run none.")] = False,
     quiet: QuietTraining = False,
@@ -121,14 +119,14 @@ def train(
         raise UserError(f"--cfg {cfg}: allowed is job")
     if cfg is not None and multirun:
         raise UserError("--cfg prints the config of one job: leave -m out")
-    for option, given in {"retry-failed": retry_failed, "print": prints, "jobs": jobs != 1}.items():
+    for option, given in {"print": prints, "jobs": jobs != 1}.items():
         if given and not multirun:
             raise UserError(f"--{option} needs a sweep: add -m")
     if multirun:
         check_command("train -m")
         from mezo_cli.commands import sweep
 
-        raise typer.Exit(sweep.sweep(overrides or [], config_dir, jobs, prints, retry_failed, quiet))
+        raise typer.Exit(sweep.sweep(overrides or [], config_dir, jobs, prints, quiet))
     from mezo_cli.commands import train
 
     if cfg is not None:
@@ -165,7 +163,6 @@ def resume(
             "engine.python, objective.reward=FILE.py:function; of a sweep the launcher.",
         ),
     ] = None,
-    retry_failed: RetryFailed = False,
     quiet: QuietTraining = False,
     new_reward: Annotated[
         bool, typer.Option("--new-reward", help="Go on with another function as objective.reward.")
@@ -176,7 +173,7 @@ def resume(
     """Continue after a stop or a crash; the result is bitwise identical to a run that never stopped."""
     from mezo_cli.commands import resume
 
-    raise typer.Exit(resume.resume(run, overrides or [], retry_failed, quiet, new_reward, config_dir, jobs))
+    raise typer.Exit(resume.resume(run, overrides or [], quiet, new_reward, config_dir, jobs))
 
 
 @app.command(rich_help_panel="Train")

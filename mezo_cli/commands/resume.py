@@ -29,7 +29,6 @@ WORDS = {"null": None, "true": True, "false": False}
 def resume(
     path: Path,
     overrides: Sequence[str] = (),
-    retry_failed: bool = False,
     quiet: bool = False,
     new_reward: bool = False,
     config_dir: str | None = None,
@@ -42,15 +41,15 @@ def resume(
         check_command("resume SWEEP")
         if new_reward:
             raise UserError(f"--new-reward: {path} is a sweep; its runs are resumed with another reward one by one")
-        return sweep.resume(path, overrides, config_dir, jobs, retry_failed, quiet)
+        return sweep.resume(path, overrides, config_dir, jobs, quiet)
     if sweep_record.is_search(path) and not (path / "config.yaml").exists():
         from mezo_cli.commands import tune
 
         check_command("resume SWEEP")
-        if retry_failed or new_reward or jobs != 1:
+        if new_reward or jobs != 1:
             raise UserError(f"{path} is a search of `mezo tune`, which runs one trial after the other, each once")
         return tune.resume(path, overrides, config_dir, quiet)
-    for option, given in {"jobs": jobs != 1, "config-dir": config_dir, "retry-failed": retry_failed}.items():
+    for option, given in {"jobs": jobs != 1, "config-dir": config_dir}.items():
         if given:
             raise UserError(f"--{option}: {path} is no sweep; a run has its own settings, and is resumed without it")
     with joined() as ranks:

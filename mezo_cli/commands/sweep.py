@@ -4,17 +4,15 @@ import contextlib
 import logging
 import os
 import shlex
-import statistics
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mezo_cli.commands.execute import check_new_runs
 from mezo_cli.config.compose import Job
 from mezo_cli.config.own_code import KEYS, OwnCode, check_stored, for_workers, split_own_code
 from mezo_cli.config.stored import is_same_run, read_config
-from mezo_cli.console import format_duration, print_line, relative_path, training_output
+from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.sweep_record import SweepRecord
@@ -24,15 +22,12 @@ from mezo_cli.sweep.plan import CONFIG_DIR, SweepPlan, describe_job, plan_again,
 
 log = logging.getLogger("mezo")
 
-PROGRESS_EVERY = 200  # jobs between lines while they are validated
-
 
 def sweep(
     overrides: Sequence[str],
     config_dir: str | None,
     at_once: int = 1,
     prints: bool = False,
-    retry_failed: bool = False,
     quiet: bool = False,
 ) -> int:
     """Run the jobs of a sweep, or those that are left of it; return the exit status.
@@ -42,14 +37,13 @@ def sweep(
         config_dir: the user's config folder.
         at_once: how many jobs run at a time on this machine.
         prints: whether the commands are printed instead.
-        retry_failed: whether jobs that have failed are run again.
         quiet: whether only the directory, warnings and errors are printed.
     """
     if at_once < 1:
         raise UserError(f"--jobs {at_once}: give 1 or more")
     with training_output(quiet or prints):
-        plan = plan_sweep(overrides, config_dir, _log_validated)
-        return _run(plan, make_record(plan), at_once, prints, retry_failed, quiet)
+        plan = plan_sweep(overrides, config_dir)
+        return _run(plan, _make_record(plan), at_once, prints, quiet)
 
 
 def resume(
@@ -57,7 +51,6 @@ def resume(
     given: Sequence[str] = (),
     config_dir: str | None = None,
     at_once: int = 1,
-    retry_failed: bool = False,
     quiet: bool = False,
 ) -> int:
     """Continue the sweep in `folder`; return the exit status.
@@ -65,7 +58,7 @@ def resume(
     Args:
         folder: of the sweep.
         given: what its record does not keep: the launcher, and what is the user's own code.
-        config_dir, at_once, retry_failed, quiet: as in `sweep`.
+        config_dir, at_once, quiet: as in `sweep`.
     """
     folder, record = folder.absolute(), sweep_record.read(folder)
     for text in split_own_code(given)[0]:
@@ -80,12 +73,12 @@ def resume(
     config_dir = check_given_again(folder, record.user_code, split_own_code(given)[1], config_dir)
     with training_output(quiet):
         with contextlib.chdir(record.cwd):  # relative paths in the overrides start there
-            plan = plan_again(folder, record, given, config_dir, _log_validated)
+            plan = plan_again(folder, record, given, config_dir)
             _check_same_runs(plan)
-        return _run(plan, record, at_once, False, retry_failed, quiet)
+        return _run(plan, record, at_once, False, quiet)
 
 
-def make_record(plan: SweepPlan) -> SweepRecord:
+def _make_record(plan: SweepPlan) -> SweepRecord:
     """Return the record of a sweep, that of the sweep in its directory if there is one; nothing is written."""
     jobs_by_path = {job.directory: list(job.overrides) for job in plan.jobs}
     record = sweep_record.new(jobs_by_path, plan.directory, plan.user_code)
@@ -130,7 +123,7 @@ def check_given_again(folder: Path, needed: Sequence[str], own: OwnCode, config_
     return None if config_dir is None else str(Path(config_dir).expanduser().absolute())
 
 
-def _run(plan: SweepPlan, record: SweepRecord, at_once: int, prints: bool, retry_failed: bool, quiet: bool) -> int:
+def _run(plan: SweepPlan, record: SweepRecord, at_once: int, prints: bool, quiet: bool) -> int:
     """Check, write the record, and run what is left of a sweep or print it; return the exit status."""
     here = not prints and plan.launcher == "basic"
     if at_once > 1 and not here:
@@ -140,76 +133,53 @@ def _run(plan: SweepPlan, record: SweepRecord, at_once: int, prints: bool, retry
         check_new_runs(job.config for job in plan.jobs)
         workers = jobs.Workers(at_once, record.cwd, shown=not quiet and at_once == 1) if here else None
         record.write(plan.directory)
-        left = _left(plan, retry_failed)
+        left = _left(plan)
         if prints:
             for job in left.values():
                 print_line(shlex.join(["mezo", *jobs.words_of(job, plan.config_dir, plan.own)]))
             return 0
         if quiet:
-            print_line(relative_path(plan.directory))
-            sys.stdout.flush()
+            announce(plan.directory, quiet)
         words = {number: jobs.words_of(job, plan.config_dir) for number, job in left.items()}
         try:
             if workers is not None:
-                announce = _Announcer(plan, at_once)
-                workers.run(words, announce.began, announce.ended)
+                _run_here(plan, workers, words, at_once)
             elif words:
                 jobs.launch(plan, words, record.cwd)
         except KeyboardInterrupt:
-            _say_left(plan, launched=workers is None)
+            left_over = sum(job_status(job.directory) != "finished" for job in plan.jobs)
+            launched = f"what hydra/launcher={plan.launcher} has started may go on"
+            what = launched if workers is None else f"{left_over} jobs are left"
+            log.warning("%s; continue with: mezo resume %s", what, shlex.quote(relative_path(plan.directory)))
             raise
     return _conclude(plan, quiet)
 
 
-def _left(plan: SweepPlan, retry_failed: bool) -> dict[int, Job]:
+def _left(plan: SweepPlan) -> dict[int, Job]:
     """Return the jobs that are to be run; log what is left alone."""
-    statuses = [job_status(job.directory) for job in plan.jobs]
-    alone = {"finished": "", "running": "", "damaged": ""}
-    alone |= {} if retry_failed else {"failed": " (--retry-failed runs them again)"}
-    for status, hint in alone.items():
+    statuses, alone = [job_status(job.directory) for job in plan.jobs], ("finished", "running", "damaged")
+    for status in alone:
         if count := statuses.count(status):
-            log.info("%d of %d jobs %s before: skipped%s", count, len(statuses), status, hint)
+            log.info("%d of %d jobs %s before: skipped", count, len(statuses), status)
     return {number: job for number, job in enumerate(plan.jobs) if statuses[number] not in alone}
 
 
-class _Announcer:
-    """Logs when jobs of this machine begin and end, and the time that is left."""
+def _run_here(plan: SweepPlan, workers: jobs.Workers, words: Mapping[int, list[str]], at_once: int) -> None:
+    """Run jobs on this machine; log when each begins, and what it came to unless it has said so itself."""
+    labels = [job.overrides for job in plan.jobs]
 
-    def __init__(self, plan: SweepPlan, at_once: int) -> None:
-        self._plan, self._at_once, self._labels = plan, at_once, [job.overrides for job in plan.jobs]
-        self._seconds: list[float] = []  # of the jobs that this process has finished
-        self._began: dict[int, float] = {}
+    def say(number: int, what: str) -> None:
+        name = f"job {number + 1} of {len(labels)}  {describe_job(labels, number)}".rstrip()
+        log.info("%s%s", name, f"  {what}" if what else "")
 
-    def began(self, number: int) -> None:
-        """Log the number of a job, and how it differs from the others."""
-        self._began[number] = time.monotonic()
-        started = "  started" if self._at_once > 1 else ""
-        log.info("%s%s%s", self._name(number), started, self._time_left())
-
-    def ended(self, number: int) -> None:
-        """Log what a job came to, unless it has said so itself."""
-        status = job_status(self._plan.jobs[number].directory)
-        if status == "finished":
-            self._seconds.append(time.monotonic() - self._began[number])
-        if self._at_once > 1 or status != "finished":
-            log.info("%s  %s", self._name(number), status)
-        elif self._at_once == 1:
+    def ended(number: int) -> None:
+        status = job_status(plan.jobs[number].directory)
+        if at_once > 1 or status != "finished":
+            say(number, status)
+        else:
             log.info("")
 
-    def _name(self, number: int) -> str:
-        return f"job {number + 1} of {len(self._labels)}  {describe_job(self._labels, number)}".rstrip()
-
-    def _time_left(self) -> str:
-        left = sum(job_status(job.directory) != "finished" for job in self._plan.jobs)
-        seconds = statistics.median(self._seconds[-9:]) * left / self._at_once if self._seconds else 0.0
-        return f"  about {format_duration(seconds)} left" if seconds else ""
-
-
-def _say_left(plan: SweepPlan, launched: bool) -> None:
-    """Say what is left after Ctrl-C, and how to go on."""
-    left = sum(job_status(job.directory) != "finished" for job in plan.jobs)
-    what = f"what hydra/launcher={plan.launcher} has started may go on" if launched else f"{left} jobs are left"
-    log.warning("%s; continue with: mezo resume %s", what, shlex.quote(relative_path(plan.directory)))
+    workers.run(words, lambda number: say(number, "started" if at_once > 1 else ""), ended)
 
 
 def _conclude(plan: SweepPlan, quiet: bool) -> int:
@@ -239,19 +209,15 @@ def show_comparison(folder: Path) -> None:
 
 def print_failed(name: str, path: Path) -> None:
     """Print a line on standard error for a job that has no result, and why."""
-    print_line(f"failed: {name}: {why_not_finished(path, job_status(path))}", sys.stderr)
+    print_line(f"failed: {name}: {why_not_finished(path)}", sys.stderr)
 
 
-def why_not_finished(path: Path, status: str) -> str:
+def why_not_finished(path: Path) -> str:
     """Return in one line why a job has no result."""
+    status = job_status(path)
     if status == "missing":
         return "it did not start"
     try:
         return " ".join(str(Run(path).info().get("error") or status).split())
     except UserError as error:
         return str(error)
-
-
-def _log_validated(done: int, total: int) -> None:
-    if done % PROGRESS_EVERY == 0:
-        log.info("validated %d of %d jobs", done, total)

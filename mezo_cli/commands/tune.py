@@ -10,9 +10,8 @@ import logging
 import math
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import check_stored, for_workers, split_own_code
 from mezo_cli.config.schema import Config
-from mezo_cli.console import print_line, relative_path, training_output
+from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, sweep_record
 from mezo_cli.runs.scores import MARK, picked_start
@@ -144,8 +143,7 @@ class _Search:
     def run(self) -> int:
         """Run the trials that are left; return the exit status."""
         if self.quiet:
-            print_line(relative_path(self.folder))
-            sys.stdout.flush()
+            announce(self.folder, self.quiet)
         try:
             while (trial := self._next()) is not None:
                 self._run_trial(trial)
@@ -196,9 +194,7 @@ class _Search:
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
             return
         self._study.tell(number, value, state=optuna.trial.TrialState[state])
-        best = self._best()
-        so_far = "" if best is None else f"; best so far {best.values[0]:.4f}, trial {best.number + 1}"
-        log.info("trial %d: %s%s", number + 1, text, so_far)
+        log.info("trial %d: %s", number + 1, text)
         log.info("")
 
     def _train(self, trial: "optuna.Trial", job: Job) -> None:
@@ -229,20 +225,12 @@ class _Search:
             return "COMPLETE", -self._order * math.inf, "diverged, which counts as the worst result"
         lines = results.trained_evaluations(run, config.steps).values() if end in ("finished", "pruned") else ()
         if not lines:
-            raise UserError(why_not_finished(run.path, end))
+            raise UserError(why_not_finished(run.path))
         if end == "pruned":
             return "PRUNED", None, f"pruned at step {run.info()['stopped']['step']} of {config.steps}"
         best = min(lines, key=config.rank)
         mark = f" {MARK}" if picked_start(run.read_summary()) else ""
         return "COMPLETE", results.value_of(best, config), f"score {best[config.chosen_metric]:.4f}{mark}"
-
-    def _best(self) -> "optuna.trial.FrozenTrial | None":
-        """Return the best trial, None if each has failed or diverged or was pruned."""
-        try:
-            best = self._study.best_trial
-        except ValueError:  # none is complete
-            return None
-        return best if math.isfinite(best.values[0]) else None
 
     def _conclude(self) -> int:
         """Show the comparison of the runs and the best trial; return the exit status: 1 when a trial failed."""
@@ -253,12 +241,12 @@ class _Search:
         log.info("%d of %d trials finished%s", len(ends) - len(failed), len(ends), of_them)
         if "finished" in ends.values() and not self.quiet:
             show_comparison(self.folder)
-        best = self._best()
-        if best is None:
-            text = "best: none, no trial has ended with a result"
-        else:
+        text = "best: none, no trial has ended with a result"
+        with suppress(ValueError):  # each has failed or was pruned
+            best = self._study.best_trial
             where = relative_path(self.folder / str(best.number))
-            text = f"best: trial {best.number + 1}  {_format(best.params)}  {best.values[0]:.4f}  {where}"
+            if math.isfinite(best.values[0]):  # it has not diverged
+                text = f"best: trial {best.number + 1}  {_format(best.params)}  {best.values[0]:.4f}  {where}"
         (print_line if self.quiet else log.info)(text)
         for number in failed:
             print_failed(f"trial {number + 1}", self.folder / str(number))

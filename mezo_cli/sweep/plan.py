@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from mezo_cli.runs.atomic import is_below
 from mezo_cli.runs.sweep_record import SweepRecord
 
 CONFIG_DIR = "--config-dir"
-Progress = Callable[[int, int], None]  # called after each job with the number of jobs done and of all
 
 
 @dataclass(frozen=True)
@@ -47,37 +46,28 @@ class SweepPlan:
     user_code: list[str]
 
 
-def plan_sweep(
-    overrides: Sequence[str], config_dir: str | None = None, on_progress: Progress = lambda *_: None
-) -> SweepPlan:
+def plan_sweep(overrides: Sequence[str], config_dir: str | None = None) -> SweepPlan:
     """Return the plan of a command line; an experiment file may add a grid of its own (`hydra.sweeper.params`)."""
     parsed, launcher = _with_experiment_grid(parse(overrides, find_choices(config_dir)), config_dir)
     common = [override.text for override in parsed if override.name.startswith("hydra")]
-    directory, jobs = _compose_jobs(expand(parsed), common, config_dir, on_progress)
+    directory, jobs = _compose_jobs(expand(parsed), common, config_dir)
     return _plan(directory, launcher, common, jobs, config_dir)
 
 
-def plan_again(
-    folder: Path,
-    record: SweepRecord,
-    given: Sequence[str],
-    config_dir: str | None = None,
-    on_progress: Progress = lambda *_: None,
-) -> SweepPlan:
+def plan_again(folder: Path, record: SweepRecord, given: Sequence[str], config_dir: str | None = None) -> SweepPlan:
     """Return the plan of the sweep in a folder, by its record.
 
     Args:
         folder, record: of the sweep.
         given: what the record does not keep: the launcher, and what is the user's own code.
         config_dir: the user's config folder.
-        on_progress: see `Progress`.
     """
     launched, own = split_own_code(given)
     parsed = parse(launched, find_choices(config_dir))
     common = [*launched, f"hydra.sweep.dir={quote(folder)}"]
     more = tuple(f"{key}={quote(value)}" for key, value in own.items())
     words = [(*job.overrides, *more) for job in record.jobs]
-    _, jobs = _compose_jobs(words, common, config_dir, on_progress)
+    _, jobs = _compose_jobs(words, common, config_dir)
     stored = record.directories(folder)
     jobs = [replace(job, directory=stored[number]) for number, job in enumerate(jobs)]
     chosen = [override.value for override in parsed if override.name == "hydra/launcher"]
@@ -165,7 +155,7 @@ def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
 
 
 def _compose_jobs(
-    jobs: Sequence[tuple[str, ...]], common: Sequence[str], config_dir: str | None, on_progress: Progress
+    jobs: Sequence[tuple[str, ...]], common: Sequence[str], config_dir: str | None
 ) -> tuple[Path, list[Job]]:
     """Compose and validate every job; return the directory of the sweep, and the jobs with theirs.
 
@@ -203,7 +193,6 @@ def _compose_jobs(
                 if directory in planned:
                     raise UserError(f"hydra.sweep.subdir gives it the directory of another job, {directory}")
                 planned[directory] = Job(config, directory, job)
-            on_progress(len(planned), len(jobs))
     assert first is not None
     return first[1], list(planned.values())
 

@@ -93,7 +93,7 @@ def test_more_trials_go_on_and_another_search_is_refused(searched: tuple[Path, R
     assert (Path(first).name, best[:12]) == ("more", "best: trial ")
     assert len(trials(folder)) == 4
     assert "a search of `mezo tune`" in error_line(mezo("train", "-m", *words[1:]))
-    assert "a search of `mezo tune`" in error_line(mezo("resume", folder, "--retry-failed"))
+    assert "a search of `mezo tune`" in error_line(mezo("resume", folder, "--jobs", "2"))
 
 
 @pytest.mark.slow

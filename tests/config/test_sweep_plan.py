@@ -57,10 +57,7 @@ def test_jobs_are_composed_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> N
     calls = []
     compose_node = compose.compose_node
     monkeypatch.setattr(compose, "compose_node", lambda *args: calls.append(args) or compose_node(*args))
-    seen: list[tuple[int, int]] = []
-    plan = plan_sweep(["seed=range(0,5)", "task=sst2,rte"], None, lambda *counts: seen.append(counts))
-    assert len(plan.jobs or ()) == 10
-    assert seen[-1] == (10, 10)
+    assert len(plan_sweep(["seed=range(0,5)", "task=sst2,rte"]).jobs) == 10
     assert len(calls) == 3  # one for the grid of the files, one per task
 
 
