@@ -27,10 +27,7 @@ def to_tensor(loss: Tensor | float) -> Tensor:
         if loss.numel() != 1:
             raise UserError(f"the closure returned a tensor of shape {list(loss.shape)}; it must return one loss")
         return loss.reshape(())
-    try:
-        return torch.tensor(float(loss), dtype=torch.float64)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the closure returned {type(loss).__name__}; it must return a number or a tensor") from error
+    return torch.tensor(float(loss), dtype=torch.float64)
 
 
 def loss_with_graph(closure: Closure, tensors: Iterable[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ computed in groups that do not change, whichever batch asks first: a resumed run
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,7 @@ InputsOf = Callable[[Batch], dict[str, Any]]
 
 
 class Computed(Exception):  # noqa: N818 (it ends a forward whose remaining layers are not needed)
-    """Carries the output of the last frozen layer."""
+    """What was to be computed is there."""
 
 
 class FrozenLayers:
@@ -150,17 +150,17 @@ class FrozenLayers:
 
     def _compute(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Run the frozen layers: [1, tokens, width] of each batch, or [rows, 1, width] of read positions."""
-        return [self._compute_one(batch) for batch in batches]
+        states: list[Tensor] = []
 
-    def _compute_one(self, batch: Batch) -> Tensor:
-        def stop(module: nn.Module, args: Any, states: Tensor) -> None:
-            raise Computed(states)
+        def stop(module: nn.Module, args: Any, output: Tensor) -> None:
+            states.append(output)
+            raise Computed
 
         hook = self._layers[self.count - 1].register_forward_hook(stop)
         try:
-            self._model(**self._inputs_of(batch))
-        except Computed as reached:
-            return reached.args[0]
+            for batch in batches:
+                with suppress(Computed):
+                    self._model(**self._inputs_of(batch))
         finally:
             hook.remove()
-        raise RuntimeError("the forward did not reach its last frozen layer")
+        return states

@@ -63,26 +63,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mezo")
 
 STD_FLOOR = 1e-8  # added to a standard deviation, as in the published code
-NO_SIGNAL = (
-    "warning: step %d: all %d members have the loss %g: a step without a signal changes nothing; in metrics.jsonl ties "
-    "is the share of equal members"
-)
-
-
-def es_result(losses: list[float], loss_theta: float | None, coefficients: list[float], lr: float) -> StepResult:
-    """Return the scalars of one step. `ties` is 0 if all losses differ, 1 if all are equal.
-
-    Args:
-        losses: of each member; of antithetic ones both signs of a direction in turn.
-        loss_theta: of the weights themselves; None where it is not computed.
-        coefficients: one per direction.
-        lr: rounded to float32.
-    """
-    others = {"loss_std": math.sqrt(variance(losses)), "loss_min": min(losses), "loss_max": max(losses)}
-    if loss_theta is not None:
-        others["loss_theta"] = loss_theta
-    others["ties"] = (len(losses) - len(set(losses))) / (len(losses) - 1)  # share of those that repeat one before
-    return StepResult(mean(losses), [to_float32(c) for c in coefficients], lr, others)
 
 
 class AnchoredSgd(Sgd):
@@ -167,11 +147,16 @@ class Es(ZerothOrder):
         shaped = self._shape(losses, loss_theta, spread) if is_finite else [0.0] * len(losses)
         if self.config.antithetic:
             shaped = [plus - minus for plus, minus in zip(shaped[::2], shaped[1::2], strict=True)]
-        result = es_result(losses, loss_theta, shaped, self.lr(step))
+        others = {"loss_std": math.sqrt(variance(losses)), "loss_min": min(losses), "loss_max": max(losses)}
+        others |= {} if loss_theta is None else {"loss_theta": loss_theta}
+        others["ties"] = (len(losses) - len(set(losses))) / (len(losses) - 1)  # share of those that repeat one before
+        result = StepResult(mean(losses), [to_float32(c) for c in shaped], self.lr(step), others)
         if is_finite and all(map(math.isfinite, result.recorded)):
-            if result.others["ties"] == 1 and not self._said:
+            if others["ties"] == 1 and not self._said:
                 self._said = True
-                log.warning(NO_SIGNAL, step + 1, len(losses), result.loss)
+                said = f"step {step + 1}: all {len(losses)} members have the loss {result.loss:g}"
+                why = "a step without a signal changes nothing; in metrics.jsonl ties is the share of equal members"
+                log.warning("warning: %s: %s", said, why)
             self.apply_updates(forward.params, [(step, result.recorded, result.lr)])
         return result
 

@@ -27,7 +27,7 @@ checkpoint `last`. `beta: 0` is LOZO, bit for bit. The products with V are sums 
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mezo_cli.config.base import SettingError
 from mezo_cli.config.optimizers import LozoConfig
@@ -39,7 +39,6 @@ from mezo_cli.perturb.noise import Direction, to_float32
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mezo_cli.perturb.noise.low_rank import LowRankNoise
     from mezo_cli.perturb.noise.spans import Span
     from mezo_cli.perturb.params import Params
 
@@ -66,7 +65,8 @@ class LowRankSgd(BlockUpdate):
         """Return S by the tensors' names: [m, r] of a matrix, else [numel]."""
         from mezo_cli.perturb.noise.spans import compute_device
 
-        step, grads, noise = record[0], self.estimator.gradients(record), low_rank_noise(params)
+        noise: Any = params.noise  # a `LowRankNoise`
+        step, grads = record[0], self.estimator.gradients(record)
         drawn = [(Direction(self.estimator.seed, step, i), to_float32(g / len(grads))) for i, g in enumerate(grads)]
         sides: dict[str, Tensor] = {}
         for name, p in params.tensors.items():
@@ -80,7 +80,8 @@ class LowRankSgd(BlockUpdate):
         from mezo_cli.perturb.noise.by_tensor import part_of
         from mezo_cli.perturb.noise.low_rank import Factors, write_product
 
-        noise, first = low_rank_noise(params), Direction(self.estimator.seed, record[0])
+        noise: Any = params.noise
+        first = Direction(self.estimator.seed, record[0])
         moved, lr = self.step.view(span), record[2]
         for piece in span.pieces:
             out, own = moved[part_of(piece)], sides[piece.name]
@@ -116,7 +117,7 @@ class LowRankMomentum(LowRankSgd):
 
     def _project(self, params: "Params", step: int) -> None:
         """Apply N <- N V_old^T V_new / n to every matrix."""
-        noise = low_rank_noise(params)
+        noise: Any = params.noise
         for name, p in params.tensors.items():
             if noise.is_matrix(p.shape):
                 old = self._momentum[name]
@@ -159,11 +160,6 @@ class LozoM(Lozo):
     """The same, and momentum."""
 
     update_class = LowRankMomentum
-
-
-def low_rank_noise(params: "Params") -> "LowRankNoise":
-    """Return the noise that a run of LOZO draws from."""
-    return cast("LowRankNoise", params.noise)
 
 
 def project(moving: "Tensor", old: "Tensor", new: "Tensor") -> "Tensor":

@@ -29,6 +29,8 @@ class CounterNoise:
         scaled: (c, device) -> the small tensor from which the kernels make c z.
     """
 
+    describe_kernels = staticmethod(describe_kernels)  # all kernels of a process run alike
+
     def __init__(self, name: str, kernels: KernelSet, scaled: Callable[[float, torch.device], Tensor]) -> None:
         instruction_set()  # an unknown one is refused before anything is computed
         self.name = name
@@ -40,10 +42,6 @@ class CounterNoise:
         # of the updates
         self._term_directions, self._term_scaled = SmallTensors(step_sample, 1024), SmallTensors(scaled, 64)
         self._decays = SmallTensors(_decay_tensor, 64)
-
-    def describe_kernels(self) -> tuple[str, str]:
-        """Return how this process runs the kernels, and why they are slow: see `Noise.describe_kernels`."""
-        return describe_kernels()
 
     def z(
         self, direction: Direction, name: str, shape: Shape, device: Device, start: int = 0, stop: int | None = None
