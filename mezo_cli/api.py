@@ -1,7 +1,6 @@
 """`finetune(...)`, `load(run)`: train, and use what was trained, by the same path as the command line."""
 
 import json
-import logging
 import os
 import sys
 import uuid
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli import system
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:  # they import torch
     from mezo_cli.objectives.prediction import Predicted
     from mezo_cli.training.session import Session
-
-log = logging.getLogger("mezo")
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,8 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a model and return the summary and the run directory.
 
-    The environment of torch's libraries (OMP_WAIT_POLICY, THP_MEM_ALLOC_ENABLE) is set as on the command line. If torch
-    was imported before this call, they have been loaded without it, and the log says so. torch's precision of matrix
-    products is afterwards as it was.
+    The environment of torch's libraries (OMP_WAIT_POLICY, THP_MEM_ALLOC_ENABLE) is set as on the command line; it comes
+    too late where torch was imported before. torch's precision of matrix products is afterwards as it was.
 
     Args:
         model: a choice of `model=` (roberta-large, demo, ...), a hub id, or a local folder.
@@ -72,7 +68,7 @@ def finetune(
         RunStopped: when training has taken `max_seconds`, with `at_limit=stop`; `mezo resume` continues the run.
         RunFailed: when the run fails after training began.
     """
-    too_late = system.set_library_defaults()
+    system.set_library_defaults()
     from mezo_cli.commands.execute import check_new_run, execute
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
@@ -87,12 +83,10 @@ def finetune(
     further = None if config_dir is None else str(config_dir)
     chosen = model in find_choices(further)["model"]
     words = [f"task={task}", f"objective={objective}", f"model={model}" if chosen else f"model.path={quote(model)}"]
-    if train_dataset is None and eval_dataset is not None:
-        raise UserError("eval_dataset needs train_dataset rows")
     from_memory = train_dataset is not None and not isinstance(train_dataset, (str, os.PathLike))
+    if eval_dataset is not None and not from_memory:
+        raise UserError("eval_dataset needs train_dataset rows; a folder has its own dev and test files")
     if train_dataset is not None:
-        if eval_dataset is not None and not from_memory:
-            raise UserError("eval_dataset needs train_dataset rows; a folder has its own dev and test files")
         where = folder / "data" if from_memory else Path(train_dataset).expanduser().absolute()  # type: ignore[arg-type]
         words += ["data=files", f"data.dir={quote(where)}"]
     settings = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
@@ -111,8 +105,6 @@ def finetune(
     run = Run.create(folder, to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
 
     def store() -> None:
-        if too_late:
-            log.info("torch was imported before finetune was called, so without %s: it may be slower", join(too_late))
         for split, lines in rows.items():
             run.save_rows(split, lines)
 

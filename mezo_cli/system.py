@@ -32,14 +32,10 @@ IN_SWEEP = "MEZO_IN_SWEEP"  # set for the processes of jobs: the process of the 
 PACKAGE = Path(__file__).resolve().parent
 
 
-def set_library_defaults() -> list[str]:
-    """Set what native libraries read from the environment when they are loaded; what the user has set stays.
-
-    Return the settings (NAME=VALUE) that come too late for this process, which has imported torch already.
-    """
-    unset = {name: value for name, value in LIBRARY_DEFAULTS.items() if name not in os.environ}
-    os.environ.update(unset)
-    return [f"{name}={value}" for name, value in unset.items()] if "torch" in sys.modules else []
+def set_library_defaults() -> None:
+    """Set what native libraries read from the environment when they are loaded; what the user has set stays."""
+    for name, value in LIBRARY_DEFAULTS.items():
+        os.environ.setdefault(name, value)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """`finetune(...)`: the command line's own path in one call."""
 
 import logging
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +8,13 @@ from typing import Any
 
 import datasets
 import pytest
-import torch
 import transformers
 
 import mezo_cli
-from mezo_cli import api
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import environment, mezo, small
+from tests.command_line import mezo, small
 
 SETTINGS: dict[str, Any] = {"steps": 4, "batch_size": 8, "lr": 1e-2, "overrides": ["eval_every=2", "log_every=2"]}
 
@@ -108,7 +104,6 @@ def test_a_directory_of_its_own(roberta: Path, movies: Path, tmp_path: Path) -> 
         ({"task": "nosuch"}, "task=nosuch: no such task"),
         ({"lr": float("nan")}, "out of range"),
         ({"overrides": ["nosuch=1"]}, "unknown key 'nosuch'"),
-        ({"train_dataset": None, "eval_dataset": [{}]}, "needs train_dataset"),
         ({"eval_dataset": [{}]}, "needs train_dataset"),
         ({"train_dataset": ["a", "b"]}, "train_dataset, row 0: a str where a mapping"),
         ({"train_dataset": [{"sentence": object(), "label": "positive"}]}, "train_dataset, row 0: .*not JSON"),
@@ -153,25 +148,3 @@ def test_the_callers_program_is_left_as_it_was(roberta: Path, movies: Path, caps
     assert transformers.logging.is_progress_bar_enabled()
     assert any("dev accuracy" in line for line in seen)
     assert "dev accuracy" in capsys.readouterr().out
-
-
-def test_the_libraries_settings_are_those_of_the_command_line(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are set by the call, not by the import; where torch came before, the log says that it is too late."""
-    code = "import os; from mezo_cli import finetune; print('OMP_WAIT_POLICY' in os.environ)"
-    env = {key: value for key, value in environment().items() if key not in api.system.LIBRARY_DEFAULTS}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "False\n"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "")
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    torch.set_float32_matmul_precision("medium")
-    try:
-        mezo_cli.finetune(str(roberta), "sst2", movies, output_dir="run", **{**SETTINGS, "steps": 1})
-        mezo_cli.load("run").predict(["fine"])
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    line = "torch was imported before finetune was called, so without OMP_WAIT_POLICY=PASSIVE"
-    assert line in Path("run/train.log").read_text()
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
