@@ -85,21 +85,11 @@ def test_a_mistake_is_one_line_in_a_process_of_its_own_too(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (UserError("one\n  two\nthree"), "one two three"),
-        (
-            PermissionError(13, "Permission denied", "runs/config.yaml"),
-            "[Errno 13] Permission denied: 'runs/config.yaml'",
-        ),
-    ],
-)
-def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
+def test_an_error_is_told_in_one_line() -> None:
     def fails(**_: object) -> None:
-        raise error
+        raise UserError("one\n  two\nthree")
 
-    assert error_line(mezo(run=fails)) == f"error: {line}\n"
+    assert error_line(mezo(run=fails)) == "error: one two three\n"
 
 
 def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:

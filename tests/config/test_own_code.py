@@ -3,15 +3,12 @@
 import json
 import os
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from mezo_cli.config import own_code
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.registry import OBJECTIVES
-from mezo_cli.config.schema import Config, ObjectiveConfig
-from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.errors import UserError
 from tests.command_line import error_line, mezo
 
@@ -56,42 +53,22 @@ def test_what_a_sweeps_record_cannot_say(word: str, tmp_path: Path) -> None:
     assert f"sweep.json: '{word}' is not taken from a file" in str(caught.value)
 
 
-class Rewarded(ObjectiveConfig):
-    implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Mlm"
-    reward: str | None = None
-
-
-@pytest.fixture
-def config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an objective that has a reward, which a plug-in defines."""
-    monkeypatch.delenv(own_code.KEYS[own_code.REWARD], raising=False)
-    monkeypatch.setitem(OBJECTIVES.targets, "rewarded", f"{__name__}:Rewarded")
-    (tmp_path / "objective").mkdir()
-    (tmp_path / "objective" / "rewarded.yaml").write_text("name: rewarded\nloss: cross_entropy\n")
-    return tmp_path
-
-
-def compose(config_dir: Path, *words: str) -> Config:
-    return build_config(["task=sst2", "model=demo", "data=demo", "objective=rewarded", *words], str(config_dir))
-
-
-def test_a_function_is_in_the_config_and_not_in_what_is_stored(
-    config_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = compose(config_dir, "objective.reward=/x/reward.py:score")
-    assert config.objective.reward == own_code.reward_of(config) == "/x/reward.py:score"
+def test_a_function_is_in_the_config_and_not_in_what_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEZO_REWARD", raising=False)
+    function = f"{tmp_path}/reward.py:score"
+    (tmp_path / "reward.py").write_text("")
+    config = build_config([*REWARDED, f"objective.reward={function}"])
+    assert own_code.reward_of(config) == function
     assert own_code.own_code_used(config)
-    (config_dir / "stored.yaml").write_text(to_yaml(config))
-    assert "reward.py" not in (config_dir / "stored.yaml").read_text()
-    stored = read_config(config_dir / "stored.yaml")
+    assert "reward.py" not in to_yaml(config)
+    stored = from_yaml(to_yaml(config))
     assert not own_code.own_code_used(stored)
-    with own_code.for_workers({own_code.REWARD: "/x/reward.py:score"}):
+    with own_code.for_workers({own_code.REWARD: function}):
         assert own_code.own_code_used(stored)
     assert "MEZO_REWARD" not in os.environ
-    somebody_elses = to_yaml(config).replace("reward: null", "reward: /y/reward.py:score")
-    (config_dir / "stored.yaml").write_text(somebody_elses)
-    assert own_code.reward_of(read_config(config_dir / "stored.yaml")) is None
-    assert "reward: f1\n" in to_yaml(compose(config_dir, "objective.reward=f1"))
+    somebody_elses = from_yaml(to_yaml(config).replace("reward: null", f"reward: {function}"))
+    assert own_code.reward_of(somebody_elses) is None
+    assert "reward: f1\n" in to_yaml(build_config([*REWARDED, "objective.reward=f1"]))
 
 
 def test_a_folder_of_the_users_names_a_reward_and_a_received_run_or_sweep_runs_none(
