@@ -1,7 +1,6 @@
 """What `objective.reward` says: built-in rewards with their weights and settings, or one function of the user's own."""
 
 import hashlib
-import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -39,7 +38,7 @@ class RewardSpec:
 
     parts: tuple[Part, ...]  # the rewards that are summed; a function of the user's own is the only one
     shuffled: bool = False  # each completion is scored against another row of its batch, the null control
-    sha256: str | None = None  # of the file of a function of the user's own, or of a callable's source; None for names
+    sha256: str | None = None  # of the file of a function of the user's own; None for names and callables
 
     @property
     def in_process(self) -> bool:
@@ -74,7 +73,7 @@ def parse(setting: Any) -> RewardSpec:
     """
     if callable(setting):
         name = f"{getattr(setting, '__module__', '')}.{getattr(setting, '__qualname__', type(setting).__name__)}"
-        return RewardSpec((Part(name, setting),), sha256=_source_sha256(setting))
+        return RewardSpec((Part(name, setting),))
     if isinstance(setting, Mapping) and setting:
         parts = tuple(_registered(str(name), value) for name, value in setting.items())
         if all(part.weight == 0 for part in parts):
@@ -139,11 +138,3 @@ def module_file(name: str) -> Path | None:
         spec = next(filter(None, (finder.find_spec(full, path) for finder in sys.meta_path)), None)
         path = spec.submodule_search_locations or [] if spec else []
     return Path(spec.origin) if spec and spec.has_location and spec.origin else None
-
-
-def _source_sha256(function: Any) -> str | None:
-    """Return the sha256 of a callable's source; None where there is none (a builtin, an instance)."""
-    try:
-        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
-    except (OSError, TypeError):
-        return None
