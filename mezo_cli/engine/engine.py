@@ -105,14 +105,6 @@ class Engine:
         self._server.is_started = True
         log.info("engine its scores of %d rows are the model's own, up to %.1g", rows, error)
 
-    def say_repeats(self, repeats: bool) -> None:
-        """Say whether the engine completed the same prompts by the same texts, and what that promises."""
-        self.record["texts_repeat"] = repeats
-        log.info(
-            "engine %s: recorded steps replay bitwise; steps after a resume may differ from those of a run without it",
-            "it completed the same prompts twice alike" if repeats else "it completed the same prompts differently",
-        )
-
     def update(self, optimizer: Optimizer, step: int, result: StepResult) -> None:
         """Follow an update of the session's weights: that of step number `step` (from 0)."""
         assert self._members is not None

@@ -79,8 +79,7 @@ class EngineAnswers:
     def attach(own: Generation, engine: Engine, rows: Sequence[PromptRow]) -> Generation:
         """Let an engine complete the prompts and score the answers of an objective from now on.
 
-        When it has just started, the log-probabilities of the rows' last tokens are compared with the model's own, and
-        the rows are completed twice.
+        When it has just started, the log-probabilities of the rows' last tokens are compared with the model's own.
         """
         members = engine.attach(own.loaded, own.forward)
         answers = EngineAnswers(members, own.loaded.tokenizer, own.decoder.ends)
@@ -90,10 +89,6 @@ class EngineAnswers:
             own.forward, lambda: own_log_probs(own, batch), lambda: torch.cat(answers.log_probs(scored)), len(rows)
         )
         own.engine = answers
-        if own.generates and "texts_repeat" not in engine.record:
-            assert isinstance(own.config.objective, GenerateConfig)
-            drawn = own.config.objective.temperature, own.config.objective.samples
-            engine.say_repeats(own.complete(rows, *drawn)[0] == own.complete(rows, *drawn)[0])
         return own
 
     def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:

@@ -5,7 +5,6 @@ end is refused. Training syncs the files at each evaluation and at least every 3
 lines, checkpoints, the evaluation's line. So a power cut can lose only what follows the last evaluation.
 """
 
-import dataclasses
 import hashlib
 import logging
 import os
@@ -16,7 +15,7 @@ from mezo_cli.config.schema import Config, Splits
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import trajectory
-from mezo_cli.runs.atomic import file_sha256, replace, write_atomically
+from mezo_cli.runs.atomic import file_sha256, write_atomically
 from mezo_cli.runs.run import Run, utc_now
 
 log = logging.getLogger("mezo")
@@ -110,8 +109,7 @@ def keep_sha256(config: Config) -> str | None:
 def change_end(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Replace config.yaml of a run that the caller has claimed, and record in run.json which settings change.
 
-    The summary and predictions of a finished run are kept as `summary-STEPS.json` and `predictions-STEPS.jsonl`. The
-    header of the trajectory gets the new `steps`, so that the file is that of a run that had them from the start. A
+    The summary and predictions of a finished run are kept as `summary-STEPS.json` and `predictions-STEPS.jsonl`. A
     crash at any moment leaves a run that can be opened.
     """
     checksum = hashlib.sha256(config_yaml.encode()).hexdigest()
@@ -121,23 +119,8 @@ def change_end(run: Run, config_yaml: str, before: dict[str, Any], after: dict[s
         if predicted.exists():  # first: after a crash in between, the summary says that both are to be renamed
             os.replace(predicted, run.path / f"predictions-{steps}.jsonl")
         os.replace(summary, run.path / f"summary-{steps}.json")
-    if "steps" in after and run.trajectory.exists() and run.trajectory.stat().st_size:
-        _rewrite_header(run, int(after["steps"]))
     # `Run.read` takes the checksum of the last change, too: config.yaml and run.json cannot be replaced at once.
     change = {"time": utc_now(), "before": before, "after": after, "config_sha256": checksum}
     run.update(changes=[*run.info().get("changes", []), change])
     write_atomically(run.path / "config.yaml", config_yaml)
     run.update(config_sha256=checksum)
-
-
-def _rewrite_header(run: Run, steps: int) -> None:
-    past = trajectory.read(run.trajectory)
-    header = dataclasses.replace(past.header, settings={**past.header.settings, "steps": steps})
-
-    def write(path: Path) -> None:
-        with open(path, "xb") as file:
-            writer = trajectory.Writer(file, header)
-            for step, grads, lr in past.records(0, len(past)):
-                writer.append(step, grads, lr)
-
-    replace(run.trajectory, write)

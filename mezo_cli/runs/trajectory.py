@@ -43,7 +43,7 @@ class Header:
         fingerprint: sha256 of the initial weights.
         samples: the number of scalars of a record.
         tensors: (name, shape) of the trainable tensors, in order.
-        settings: the optimizer's settings and the number of steps of the run.
+        settings: the optimizer's settings.
         dtype: how theta is stored.
         rounding: how an update is rounded to it; `ROUNDINGS` has that of each dtype.
         decay: `float64`, in which weight decay is computed (see perturb/params.py); None for a run without.

@@ -81,7 +81,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
                 figures = session.objective.step_scalars(session.optimizer.count_forwards)
                 check_finite(config, run, step + 1, result)
                 run_log.record(session, result, figures)
-                engine.update(session.optimizer, step, result)
+                if engine is not None:
+                    engine.update(session.optimizer, step, result)
                 if session.loaded.device.type == "cpu":
                     system.trim_malloc()
                 progress.report_step(step + 1, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
@@ -94,13 +95,16 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
                 stop_early(stop_reason, session, scores, progress)
         run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = run_log.seconds()
-        engine.check_weights(session.params)
+        if engine is not None:
+            engine.check_weights(session.params)
         if scores.best != run_log.step:
-            engine.release()
+            if engine is not None:
+                engine.release()
             del session
             gc.collect()
             session = restore.load_step(config, run, scores.best)
-            engine.serve(session, train)
+            if engine is not None:
+                engine.serve(session, train)
         return finish(session, scores, divergence, texts, seconds)
 
 

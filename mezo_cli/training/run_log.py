@@ -198,7 +198,7 @@ def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
         samples=drawn.directions,
         weight_decay=drawn.weight_decay,
         tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
-        settings={name: getattr(config.optimizer, name) for name in names} | {"steps": config.steps},
+        settings={name: getattr(config.optimizer, name) for name in names},
         dtype=config.model.dtype,
         rounding=trajectory.ROUNDINGS[config.model.dtype],
         decay="float64" if drawn.weight_decay else None,
