@@ -95,19 +95,6 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def format_score(metric: str, value: float) -> str:
-    """Return a score for people: an accuracy in percent, any other as a number."""
-    text = f"{100 * value:.1f}%" if metric == "accuracy" else f"{value:.4f}" if metric == "loss" else f"{value:.3f}"
-    return text.removeprefix("-") if float(text.rstrip("%")) == 0 else text  # -0.0004 of a reward is no score below 0
-
-
-def format_difference(metric: str, scores: Mapping[str, Any]) -> str:
-    """Return a difference of scores with its interval: `+12.3 points (95% interval +6.2 to +18.2)`."""
-    scale, digits = (100, 1) if metric == "accuracy" else (1, 4 if metric == "loss" else 3)
-    value, low, high = (f"{scale * end:+.{digits}f}" for end in (scores[metric], *scores["intervals"][metric]))
-    return f"{value}{' points' if scale == 100 else ''} (95% interval {low} to {high})"
-
-
 def describe_completion(record: Mapping[str, Any]) -> str:
     """Return the end of a prompt, its completion and the reward in one line."""
     prompt = record["prompt"] if len(record["prompt"]) <= PROMPT_END else f"...{record['prompt'][-PROMPT_END:]}"

@@ -18,8 +18,7 @@ from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.console import format_duration
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, join
-from mezo_cli.report import untrained
-from mezo_cli.report.document import results
+from mezo_cli.report.document import gain_sentence, results
 from mezo_cli.report.frame import Entry
 from mezo_cli.report.terminal import LOG_WIDTH, result_lines
 from mezo_cli.runs import ReadOnlyRun, Run
@@ -160,7 +159,7 @@ def execute(
 
 def _log_results(run: Run, summary: dict[str, Any], config: Config) -> None:
     entry = Entry(run, config, run.info(), "finished", summary["steps"], summary, {})
-    for line in result_lines(results(entry)) + textwrap.wrap(untrained.sentence(summary, config), LOG_WIDTH):
+    for line in result_lines(results(entry)) + textwrap.wrap(gain_sentence(summary, config), LOG_WIDTH):
         log.info("%s", line)
     log.info(
         "%d steps, %d forwards in %s; peak memory %.2f GB",

@@ -3,10 +3,8 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
@@ -16,16 +14,8 @@ from mezo_cli.config.explain import key_owners
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.report.frame import Entry, read_entry
-from mezo_cli.report.settings import (
-    WITHOUT_EFFECT,
-    differing_keys,
-    fill,
-    format_mean,
-    format_value,
-    matches,
-    short_name,
-    telling_keys,
-)
+from mezo_cli.report.settings import differing_keys, fill, format_value
+from mezo_cli.report.tables import run_rows
 from mezo_cli.runs import Run, find_runs
 from mezo_cli.runs.scores import MARK, NOTE
 
@@ -39,44 +29,20 @@ NAMES = {  # field of what `--json` prints -> the setting that it is
     "peft": "peft.name",
     "model": "model.path",
 }
-SHOWN = (*NAMES.values(), "seed", "steps")
 DISPENSABLE = ("metric", "model", "objective")  # the first is the first to go; then settings, the last first
 LAST = ("step", "task", "seed", "method")  # go only where the terminal is narrower than 80 columns
 RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow terminal
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One run of the list.
+class Listed(NamedTuple):
+    """One run of the list: its directory seen from the folder that is listed, what `--json` prints, the run.
 
-    Attributes:
-        name: its directory, seen from the folder that is listed.
-        record: what `--json` prints.
-        run: None for a damaged one.
+    A damaged run has none.
     """
 
     name: str
     record: Mapping[str, Any]
     run: Entry | None = None
-
-    @cached_property
-    def cells(self) -> Mapping[str, str]:
-        """Column -> text."""
-        record = self.record
-        if self.run is None:
-            return {"run": self.name, "status": "damaged"}
-        is_plain = record["loss"] == "cross_entropy"
-        own = {
-            "run": self.name,
-            "status": "diverged" if record["verdict"] == "diverged" else record["status"],
-            "objective": record["objective"] if is_plain else f"{record['objective']} {record['loss']}",
-            "method": " ".join(name for name in (record["optimizer"], record["peft"]) if name != "none"),
-            "model": self.run.model,
-            "step": f"{record['step']}/{record['steps']}",
-        }
-        for split in ("dev", "test"):
-            own[split] = format_mean(record["metric"], record[split], marked=self.run.picked_start)
-        return {name: own.get(name) or str(record[name]) for name in COLUMNS}
 
 
 def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quiet: bool = False) -> None:
@@ -87,10 +53,9 @@ def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quie
     if order is not None:
         listed.sort(key=order)
     if as_json:
-        settings, keys = _differences(listed)
-        own = [settings.get(run.name) for run in listed]
-        told = [None if one is None else {key: one[key] for key in keys} for one in own]
-        document = [{**run.record, "settings": one} for run, one in zip(listed, told, strict=True)]
+        keys = differing_keys(fill([one.run.settings for one in listed if one.run is not None]))
+        own = [None if one.run is None else {key: one.run.settings.get(key) for key in keys} for one in listed]
+        document = [{**one.record, "settings": settings} for one, settings in zip(listed, own, strict=True)]
         print_line(json.dumps(document, indent=2))
     elif quiet:
         for run in listed:
@@ -128,18 +93,10 @@ def _parse_sort(name: str | None) -> Callable[[Listed], tuple[bool, Any]] | None
     return order
 
 
-def _differences(listed: Sequence[Listed]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the settings of each sound run by its name, by dotted key, and the keys that differ."""
-    settings = {one.name: one.run.settings for one in listed if one.run is not None}
-    filled = fill(list(settings.values()))
-    return dict(zip(settings, filled, strict=True)), differing_keys(filled)
-
-
 def _read(run: Run, folder: Path) -> Listed:
     name = os.path.relpath(run.path, folder)
     try:
         entry = read_entry(run)
-        dev = entry.score("dev") if entry.finished else (entry.best or {}).get(entry.metric)  # the best so far
     except (UserError, OSError) as error:
         return Listed(name, {"run": str(run.path), "status": "damaged", "problem": one_line(error)})
     record = {
@@ -150,7 +107,7 @@ def _read(run: Run, folder: Path) -> Listed:
         "seed": entry.config.seed,
         "step": entry.steps_done,
         "steps": entry.config.steps,
-        "dev": dev,
+        "dev": entry.score("dev"),
         "test": entry.score("test"),
         "verdict": entry.verdict,
         "start": entry.info.get("start"),
@@ -166,15 +123,10 @@ def _read(run: Run, folder: Path) -> Listed:
 def _show(listed: Sequence[Listed]) -> None:
     """Print the table and the problems. What does not fit the terminal is said above the table, or left out."""
     console = make_console()
-    settings, keys = _differences(listed)
-    keys = [key for key in keys if not matches(key, WITHOUT_EFFECT)] or keys
-    own = telling_keys(list(settings.values()), keys)
-    titles = {key: short_name(key) for key in own if key not in SHOWN}
-    rows = []
-    for run in listed:
-        of_run = settings.get(run.name, {})
-        rows.append({**run.cells, **{title: format_value(of_run[key]) for key, title in titles.items() if of_run}})
-    columns, same, hidden = _fit(rows, list(titles.values()), console.width)
+    sound = {one.name: one.run for one in listed if one.run is not None}
+    cells = {name: {**row, "run": name} for name, row in zip(sound, run_rows(list(sound.values())), strict=True)}
+    rows = [cells.get(one.name, {"run": one.name, "status": "damaged"}) for one in listed]
+    columns, same, hidden = _fit(rows, console.width)
     if same:
         print_line("all: " + ", ".join(f"{name} {value}" for name, value in same.items()))
     if hidden:
@@ -182,11 +134,11 @@ def _show(listed: Sequence[Listed]) -> None:
     header, *lines = _table([dict(zip(columns, columns, strict=True)), *rows], console.width)
     console.print(Text(header, style="bold"), soft_wrap=True)
     print_line("\n".join(lines))
-    if any(run.cells.get("dev", "").endswith(MARK) for run in listed):
+    if any(row.get("dev", "").endswith(MARK) for row in rows):
         print_line(NOTE)
-    for run in listed:
-        if run.record["problem"] is not None:
-            print_line(f"{run.name}: {' '.join(run.record['problem'].split())}")
+    for one in listed:
+        if one.record["problem"] is not None:
+            print_line(f"{one.name}: {' '.join(one.record['problem'].split())}")
 
 
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:
@@ -208,19 +160,14 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:
         yield from more
 
 
-def _fit(
-    rows: Sequence[Mapping[str, str]], own: Sequence[str], width: int
-) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the columns that fit a width, those with one value in all rows, and those that have to be left out.
-
-    `own` are the columns of the settings that differ, which stand before the steps and go last.
-    """
-    step = COLUMNS.index("step")
-    columns, same, hidden = [*COLUMNS[:step], *own, *COLUMNS[step:]], {}, []
+def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the columns that fit a width, those with one value in all rows, and those that have to be left out."""
+    columns = max(map(list, rows), key=len)  # of a run that is not damaged
+    own, same, hidden = [name for name in columns if name not in COLUMNS], {}, []
     needed = {name: 2 + max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns}
     needed["run"] = min(needed["run"], RUN_WIDTH + 2)
     if sum(needed.values()) > width and len(rows) > 1:
-        for name in (*DISPENSABLE, *LAST[1:]):
+        for name in [name for name in columns if name in (*DISPENSABLE, *LAST[1:])]:
             values = {row[name] for row in rows if name in row}
             if len(values) == 1:
                 same[name] = values.pop()
@@ -230,4 +177,4 @@ def _fit(
         if name in columns and sum(needed[one] for one in columns) > width:
             hidden.append(name)
             columns.remove(name)
-    return columns, {name: same[name] for name in COLUMNS if name in same}, hidden
+    return columns, same, hidden

@@ -4,21 +4,20 @@ It needs the run's directory only: no model and no torch.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mezo_cli.config.optimizers import PerturbationConfig
-from mezo_cli.config.schema import data_dir
+from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.report import untrained
-from mezo_cli.report.frame import Entry, predicted_fractions
-from mezo_cli.report.settings import changed_settings, format_score, method_name
+from mezo_cli.report.frame import Entry, baselines, predicted_fractions, result_split
+from mezo_cli.report.settings import changed_settings, method_name
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import own_reward
-from mezo_cli.runs.scores import MARK, NOTE, metrics_of
+from mezo_cli.runs.scores import MARK, NOTE, format_difference, format_score, metrics_of
 
 EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
@@ -152,7 +151,31 @@ def _conclusions(run: Entry) -> list[str]:
     """Return the verdict with the figures behind it, and what was gained beside a removed bias, where known."""
     verdict, reason = run.verdict, run.summary.get("verdict_reason")
     said = [f"Verdict: {verdict}, {reason}."] if verdict and reason else []
-    return [*said, *filter(None, [untrained.sentence(run.summary, run.config)])]
+    return [*said, *filter(None, [gain_sentence(run.summary, run.config)])]
+
+
+def gain_sentence(summary: Mapping[str, Any], config: Config) -> str:
+    """Return what training has gained, and what of it removing a bias gives too; empty where that is not known.
+
+    With metric=loss it is said of the task's metric: scores with a bias removed have no loss.
+    """
+    split, known, metric = result_split(summary), baselines(summary), config.shown_metric
+    if not known or "difference" not in summary:
+        return ""
+    best = max(known.values(), key=lambda scores: config.order_of(metric) * float(scores[metric]))
+    beyond = best["difference"]
+    if metric not in beyond["intervals"]:  # of a single row
+        return ""
+    more = "nothing shows that it is more than"
+    if all(config.better(metric, end, 0.0) for end in beyond["intervals"][metric]):
+        more = "it is more than"
+    elif all(config.better(metric, 0.0, end) for end in beyond["intervals"][metric]):
+        more = "it is worse than"
+    gain, rest = format_difference(metric, summary["difference"][split]), format_difference(metric, beyond)
+    return (
+        f"Training changes {split} by {gain}. The untrained model has {format_score(metric, best[metric])} once the "
+        f"bias between its labels is removed. The result is {rest} from that: {more} a removed bias."
+    )
 
 
 def _warnings(run: Entry, zero: float | None, symbol: str) -> list[str]:

@@ -23,7 +23,8 @@ from mezo_cli.report.document import projected_grads, thin
 from mezo_cli.report.frame import Entry
 from mezo_cli.report.groups import Group
 from mezo_cli.report.output import write_output
-from mezo_cli.report.settings import format_mean, format_score, is_fraction, scale
+from mezo_cli.report.settings import format_mean
+from mezo_cli.runs.scores import format_score, is_fraction, scale
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
     from matplotlib.axes import Axes

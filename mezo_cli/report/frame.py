@@ -14,7 +14,6 @@ from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
-from mezo_cli.report import untrained
 from mezo_cli.report.settings import (
     GRID,
     IN_OTHER_COLUMNS,
@@ -34,6 +33,11 @@ if TYPE_CHECKING:  # `mezo show` needs no pandas
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 LOGGED, REWARDS = ("step", "loss", "seconds"), ("reward", "reward_min", "reward_max")  # of a training step's line
+BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
+    "label_shares": "threshold: label shares",
+    "best_threshold": "threshold: best on train",
+    "fitted_bias": "bias fitted on train",
+}
 Point = tuple[tuple[str, Any], ...]
 COLUMNS = ("run", "group", "seed", "step", "forwards", "split", "metric", "value", "low", "high")
 
@@ -93,8 +97,12 @@ class Entry:
         self.group = json.dumps(self.common, sort_keys=True, default=str)
 
     def score(self, split: str, metric: str | None = None) -> float | None:
-        """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none."""
-        return self.scores.get(split, {}).get(metric or self.metric)
+        """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none.
+
+        Before the run has finished it is the best so far on dev.
+        """
+        scores = self.scores.get(split) or (self.best if split == "dev" and not self.finished else None)
+        return (scores or {}).get(metric or self.metric)
 
     def trouble(self) -> str:
         """Return why the run has no result: `failed (ERROR)`, `interrupted at step 3 of 10`."""
@@ -132,8 +140,8 @@ class Entry:
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """All evaluations, in order, then the baselines' scores like them: their `split` is the baseline's name."""
-        baselines = untrained.baselines(self.summary).items()
-        return [*self.metrics[1], *({"split": name, "step": 0, **scores} for name, scores in baselines)]
+        known = baselines(self.summary).items()
+        return [*self.metrics[1], *({"split": name, "step": 0, **scores} for name, scores in known)]
 
     def intervals(self, line: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
         """Return metric -> its 95% interval for one of the evaluations; {} where summary.json has none."""
@@ -191,6 +199,20 @@ def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
     predicted = line.get("predicted") or {}
     total = sum(predicted.values()) or 1
     return {label: count / total for label, count in predicted.items()}
+
+
+def result_split(summary: Mapping[str, Any]) -> str:
+    """Return the split of a run's result: test, or dev where there is no test split."""
+    return "test" if summary.get("test") else "dev"
+
+
+def baselines(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the scores of the untrained model with the bias between its labels removed, on the split of the result.
+
+    By name; none for runs that have not computed them.
+    """
+    split, biases = result_split(summary), summary.get("baselines") or {}
+    return {f"{split}, {BASELINES.get(name, name)}": one[split] for name, one in biases.items()}
 
 
 # --- reading ---

@@ -25,18 +25,10 @@ from mezo_cli.report.frame import Entry, frame, left_out, no_runs, read_runs
 from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.report.output import make_table
 from mezo_cli.report.paper import paper
-from mezo_cli.report.settings import (
-    differing_keys,
-    fill,
-    format_mean,
-    format_score,
-    format_value,
-    short_name,
-    telling_keys,
-)
-from mezo_cli.report.tables import PROTOCOL, group_view
+from mezo_cli.report.settings import format_value
+from mezo_cli.report.tables import PROTOCOL, group_view, run_rows
 from mezo_cli.runs.run import utc_now
-from mezo_cli.runs.scores import metrics_of
+from mezo_cli.runs.scores import format_score, metrics_of
 from mezo_cli.system import package_version
 
 if TYPE_CHECKING:  # jinja2 is imported when a page is written
@@ -109,7 +101,7 @@ def render(report: Report, progress: Progress) -> str:
         "groups": group_view(report.groups, seeds=False),
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
         "panels": drawn,
-        "run_table": run_table(report.runs),
+        "run_table": make_table("Runs", run_rows(report.runs), left=2),
         "links": {one["run"]: one["id"] for one in sections},
         "runs": sections,
     }
@@ -144,26 +136,6 @@ def _style() -> str:
     dark_scheme = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
     text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     return f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
-
-
-def run_table(runs: Sequence[Entry]) -> pd.DataFrame:
-    """Return the table of all runs, with every setting that differs."""
-    settings = fill([run.settings for run in runs])
-    told, rows = telling_keys(settings, differing_keys(settings)), []
-    for run, of_run in zip(runs, settings, strict=True):
-        best, mark = run.best or {}, run.picked_start
-        row = {"run": run.location, "status": run.status}
-        row |= {short_name(key): format_value(of_run[key]) for key in told}
-        row |= {
-            "step": f"{run.steps_done:,}",
-            "dev": format_mean(run.metric, best.get(run.metric), marked=mark),
-            "at step": f"{best['step']:,}" if best else "-",
-            "dev loss": format_score("loss", best["loss"]) if best else "-",
-            "test": format_mean(run.metric, run.score("test"), marked=mark),
-            "seconds": f"{run.seconds:,.0f}",
-        }
-        rows.append(row)
-    return make_table("Runs", rows, left=2)
 
 
 # --- one run ---

@@ -17,10 +17,9 @@ import yaml
 
 from mezo_cli.config.choices import CONF, find_choices
 from mezo_cli.config.explain import GROUPS, key_owners
-from mezo_cli.config.registry import METRICS
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import defaults
-from mezo_cli.runs.scores import MARK
+from mezo_cli.runs.scores import MARK, format_score, scale
 
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 NOT_IN_LABELS = ("peft.head",)  # what else tells groups apart, or from the paper's rows, names it
@@ -212,27 +211,9 @@ def format_value(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-@cache
-def is_fraction(metric: str) -> bool:
-    """Return whether a metric is shown in percent: those of labels are; a reward has a scale of its own."""
-    return metric in METRICS.names
-
-
-def scale(metric: str) -> int:
-    """Return by what a metric's values are multiplied to be shown."""
-    return 100 if is_fraction(metric) else 1
-
-
 def shown_value(metric: str, value: float | None) -> float | None:
     """Return a metric's value as it is shown, rounded; None for none."""
     return None if value is None or math.isnan(value) else round(scale(metric) * float(value), 4)
-
-
-def format_score(metric: str, value: float, sign: str = "") -> str:
-    """Return a score in percent, with the `sign` behind it, or as it is; a loss with four digits."""
-    if metric == "loss":
-        return f"{value:.4f}" if abs(value) >= 0.00005 else "0.0000"  # never -0.0000
-    return f"{100 * value + 0:.1f}{sign}" if is_fraction(metric) else f"{value + 0:.4g}"  # + 0: -0.0 is 0
 
 
 def format_mean(metric: str, value: float | None, std: float | None = None, marked: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Build the tables of `mezo compare`: groups of runs, and the paper's table."""
+"""Build the tables of `mezo runs` and `mezo compare`: runs, groups of runs, and the paper's table."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
@@ -7,11 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from mezo_cli.report.frame import no_runs, read_runs
+from mezo_cli.report.frame import Entry, no_runs, read_runs
 from mezo_cli.report.groups import Group, format_shots, group_runs, mean_score, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, paper
-from mezo_cli.report.settings import format_mean, shown_value
+from mezo_cli.report.settings import (
+    WITHOUT_EFFECT,
+    differing_keys,
+    fill,
+    format_mean,
+    format_value,
+    matches,
+    short_name,
+    shown_value,
+    telling_keys,
+)
 from mezo_cli.runs.scores import MARK, NOTE
 
 PROTOCOL = "the point of the grid with the best dev score of each data seed; mean and population std (ddof 0) of test"
@@ -21,6 +31,16 @@ INFERRED = (
 )
 UNCERTAIN = "? the paper's number was read from a damaged table"
 COST_NOISE = 1.2
+OF_COLUMNS = (  # settings that a column of `run_rows` shows anyway
+    "task.name",
+    "objective.name",
+    "objective.loss",
+    "optimizer.name",
+    "peft.name",
+    "model.path",
+    "seed",
+    "steps",
+)
 UNIT = "percent; a metric that is no fraction, as it is"
 COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of means and stds, or of single runs
 
@@ -42,6 +62,35 @@ def comparison(
     if not entries:
         raise no_runs(folders, warnings)
     return group_view(group_runs(entries), seeds=view == "seeds")
+
+
+# --- runs ---
+
+
+def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
+    """Return the cells of each run by column: what it was, the settings in which the runs differ, what it came to."""
+    filled = fill([run.settings for run in runs])
+    differing = differing_keys(filled)
+    keys = [key for key in differing if not matches(key, WITHOUT_EFFECT)] or differing
+    own, rows = [key for key in telling_keys(filled, keys) if key not in OF_COLUMNS], []
+    for run, settings in zip(runs, filled, strict=True):
+        config, objective = run.config, [run.config.objective.name, run.config.objective.loss]
+        row = {
+            "run": run.location,
+            "status": "diverged" if run.verdict == "diverged" else run.status,
+            "task": config.task.name,
+            "objective": " ".join(name for name in objective if name != "cross_entropy"),
+            "method": " ".join(name for name in (config.optimizer.name, config.peft.name) if name != "none"),
+            "model": run.model,
+            "metric": run.metric,
+            "seed": str(config.seed),
+            **{short_name(key): format_value(settings[key]) for key in own},
+            "step": f"{run.steps_done}/{config.steps}",
+        }
+        for split in ("dev", "test"):
+            row[split] = format_mean(run.metric, run.score(split), marked=run.picked_start)
+        rows.append(row)
+    return rows
 
 
 # --- groups of runs ---

@@ -7,9 +7,10 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from mezo_cli.console import ProgressReporter, describe_completion, format_score, progress_bar
+from mezo_cli.console import ProgressReporter, describe_completion, progress_bar
 from mezo_cli.errors import RunFailed, UserError, did_you_mean, join
 from mezo_cli.objectives.scoring import Evaluation
+from mezo_cli.runs.scores import format_score
 from mezo_cli.training import restore
 from mezo_cli.training.divergence import lower_rate
 from mezo_cli.training.forgetting import Forgetting
@@ -98,7 +99,7 @@ class Evaluations:
         if kept:
             self.run_log.run.log_completions(step, kept)
         self.run_log.evaluation("dev", step, evaluation)
-        progress.report_dev(step, format_score(metric, evaluation.scores()[metric]), evaluation.text)
+        progress.report_dev(step, format_score(metric, evaluation.scores()[metric], "%"), evaluation.text)
         for record in kept[:1]:
             log.info("dev    %s", describe_completion(record))
 

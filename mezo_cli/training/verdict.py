@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mezo_cli.config.schema import Config
-from mezo_cli.console import format_difference, format_score
 from mezo_cli.runs import Run
+from mezo_cli.runs.scores import format_difference, format_score
 
 TIE = 1e-7  # of equal scores the one with the lower loss is better by less than two of these
 IMPROVED, WITHIN_NOISE, WORSE = "improved", "within_noise", "worse"
@@ -44,7 +44,7 @@ def judge_difference(
         return NOT_COMPARED, f"the objective gives no interval of {metric}"
     improved = all(config.better(metric, end, 0.0) for end in interval)
     worse = all(config.better(metric, 0.0, end) for end in interval)
-    before, after = (format_score(metric, value) for value in values)
+    before, after = (format_score(metric, value, "%") for value in values)
     change = format_difference(metric, difference)
     text = f"{split} {metric} {before} before training, {after} at step {step}: {change}"
     if improved and not repeatable:

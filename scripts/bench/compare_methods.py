@@ -29,7 +29,8 @@ from mezo_cli.console import format_duration, make_console
 from mezo_cli.report.frame import Entry, Point, read_runs
 from mezo_cli.report.groups import Group, group_runs, mean_score
 from mezo_cli.report.output import Comparison, check_output, make_table, show, write
-from mezo_cli.report.settings import format_mean, format_score, leave_out, shown_value
+from mezo_cli.report.settings import format_mean, leave_out, shown_value
+from mezo_cli.runs.scores import format_score
 
 REFERENCE = "mezo"
 LABELS = ("MeZO", "null (random signs)")  # of the two methods whose every lr `--rates` compares

@@ -96,4 +96,4 @@ def test_the_comparison_and_the_page(runs: Path, tmp_path: Path) -> None:
 def test_runs_of_two_methods_are_named_by_what_each_has(runs: Path, tmp_path: Path) -> None:
     make(tmp_path / "es", "optimizer=es", seed=1)
     assert mezo("report", runs / "a", tmp_path / "es", "--out", tmp_path / "page.html").code == 0
-    assert '<td class="n">es</td>' in (tmp_path / "page.html").read_text()
+    assert '<td class="n">es lora</td>' in (tmp_path / "page.html").read_text()

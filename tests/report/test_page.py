@@ -115,7 +115,7 @@ def test_runs_are_named_by_what_differs_and_stand_in_one_table(several: str) -> 
     assert "optimizer.lr" not in re.findall(r"<button>(.*?)</button>", several)
     columns = re.findall(r"<button>(.*?)</button>", several)
     assert columns[:2] == ["run", "status"]
-    assert {"lr", "eps", "seed", "dev", "test", "at step"} <= set(columns)
+    assert {"lr", "eps", "seed", "step", "dev", "test"} <= set(columns)
     assert len(re.findall(r'<td><a href="#run-\d+">', several)) == 12
     assert re.search(r"<summary>[^<]*grid-1e-05-0.01-13<span[^>]*>finished, test at best [^<]*<", several)
 
