@@ -18,43 +18,17 @@ if not torch.cuda.is_available():
 pytestmark = pytest.mark.cuda
 
 
-class OnGpu:
-    device = "cuda"
+LR = {"mezo": 0.05, "mezo_momentum": 0.005, "mezo_adam": 0.3, "adamw": 0.1, "sgd": 0.05}
+for _name, _lr in LR.items():
+    _suite = type(_name, (optimizers.Conformance,), {"name": _name, "lr": _lr, "device": "cuda"})
+    globals()[f"Test{_name}"] = _suite
+for _name in ("mlm", "cls"):
+    globals()[f"Test{_name}"] = type(_name, (objectives.Conformance,), {"name": _name, "device": "cuda"})
 
 
-class TestMezo(OnGpu, optimizers.Conformance):
-    name = "mezo"
-
-
-class TestMezoMomentum(OnGpu, optimizers.Conformance):
-    name = "mezo_momentum"
-    lr = 0.005
-
-
-class TestMezoAdam(OnGpu, optimizers.Conformance):
-    name = "mezo_adam"
-    lr = 0.3
-
-
-class TestAdamW(OnGpu, optimizers.Conformance):
-    name = "adamw"
-    lr = 0.1
-
-
-class TestSgd(OnGpu, optimizers.Conformance):
-    name = "sgd"
-
-
-class TestMlm(OnGpu, objectives.Conformance):
-    name = "mlm"
-
-
-class TestCls(OnGpu, objectives.Conformance):
-    name = "cls"
-
-
-class TestLm(OnGpu, objectives.Conformance):
+class TestLm(objectives.Conformance):
     name = "lm"
+    device = "cuda"
 
     @pytest.fixture
     def settings(self, tmp_path_factory: pytest.TempPathFactory) -> list[str]:

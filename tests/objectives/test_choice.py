@@ -16,10 +16,9 @@ from mezo_cli.runs import Run
 from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
-from tests.command_line import error_line, mezo
+from tests.command_line import mezo
 from tests.interruption import interrupt_and_resume, last_weights
 from tests.objectives.plain_decoder import PlainDecoder
-from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -166,28 +165,6 @@ def test_resumed_replayed_evaluated_and_exported(name: str, data: Path, tmp_path
         rebuilt = ["predict", tmp_path / "trajectory", "--base", tmp_path / "opt", "--json"]
         again = json.loads(mezo(*rebuilt, "--file", data / "test.jsonl").out)["rows"]
         assert [row["scores"] for row in again] == [row["scores"] for row in rows]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["lm", "cross_entropy"])
-def test_ranks_that_share_rows(loss: str, data: Path, tmp_path: Path) -> None:
-    given = [*run_words(data, f"objective.loss={loss}"), "steps=2"]
-    assert mezo("train", *given, f"hydra.run.dir={tmp_path / 'alone'}").code == 0
-    shared = ["train", *given, "distributed.split=rows", f"hydra.run.dir={tmp_path / 'ranks'}"]
-    assert [rank.code for rank in run_ranks(shared, shared)] == [0, 0]
-    for one, other in zip(*(Run(tmp_path / name).metrics() for name in ("alone", "ranks")), strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
-
-
-def test_mistakes(tmp_path: Path, data: Path) -> None:
-    opt = tmp_path / "opt"
-    given = {
-        "objective.loss=f1": words(opt, "task=sst2", "data=demo", "objective.loss=f1"),
-        "3 for 2 labels": words(opt, "task=sst2", "data=demo", "task.choice.candidates=[a,b,c]"),
-        "task.choice.right is not set": words(opt, "task=sst2", "data=demo", "task.choice.each=names"),
-    }
-    for line, arguments in given.items():
-        assert line in error_line(mezo("train", *arguments)), line
 
 
 SHOWN = "It was good 0 and -> ' Human was it'* | ' a bad Entity was it' | ' Location was it'*"

@@ -27,11 +27,6 @@ def test_the_metrics_are_those_of_scikit_learn(count: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", METRICS.names)
-def test_a_constant_prediction_has_a_metric(name: str) -> None:
-    assert np.isfinite(METRICS.load(name)(np.eye(2)[[0, 0, 0]], np.array([1, 1, 0])))
-
-
-@pytest.mark.parametrize("name", METRICS.names)
 def test_samples_of_the_rows_have_the_metric_of_their_rows(name: str) -> None:
     generator = np.random.default_rng(0)
     scores, labels = generator.normal(size=(8, 3)), generator.integers(3, size=8)

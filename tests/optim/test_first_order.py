@@ -10,7 +10,6 @@ from transformers import AutoModelForMaskedLM
 
 from mezo_cli.data import load_splits
 from mezo_cli.errors import UserError
-from mezo_cli.objectives import packing
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.session import Session
@@ -113,29 +112,6 @@ def test_dropout_is_on_in_a_step_alone_and_drawn_from_seed_and_step(objective: s
     more = tuned(roberta, *still, "optimizer.dropout=0.5")
     rates = {m.p for m in more.loaded.model.modules() if isinstance(m, torch.nn.Dropout)}
     assert rates == {0.5}
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_dropout_of_attention_keeps_its_mean(packed: bool) -> None:
-    """Each weight is dropped with that probability and the others grow by as much, in packed and in padded batches."""
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 7, 4) for _ in range(3))
-    rows, places = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
-    real = torch.zeros(2, 4, dtype=torch.bool)
-    real[rows, places] = True
-    layout = packing.PackedLayout(rows, places, real[:, None, None, :], (2, 4)) if packed else None
-
-    layer = torch.nn.Module()
-    layer.is_causal = False  # type: ignore[assignment]
-
-    def attend(dropout: float) -> torch.Tensor:
-        return packing.packed_attention(layer, q, k, v, None, dropout=dropout, packed_layout=layout)[0]
-
-    whole = attend(0.0)
-    draws = torch.stack([attend(0.3) for _ in range(3000)])
-    assert not torch.equal(draws[0], draws[1])
-    spread_of_mean = draws.std(0) / 3000**0.5
-    assert float(((draws.mean(0) - whole) / spread_of_mean).abs().max()) < 5
 
 
 def test_what_does_not_go_with_backpropagation_is_refused(roberta: Path, movies: Path, tmp_path: Path) -> None:

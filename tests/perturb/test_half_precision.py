@@ -52,15 +52,6 @@ def test_many_steps_follow_the_float64_trajectory_and_rounding_to_nearest_does_n
     assert float((exact - start).abs().mean() / scale) > 0.02
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_there_is_no_drift_at_g_0(kind: str, dtype: torch.dtype) -> None:
-    made = params(dtype, kind)
-    before = values(made)
-    made.update([(Direction(1, step), 0.0) for step in range(100)], [1.0] * 100)
-    assert torch.equal(values(made), before)
-
-
 @pytest.mark.parametrize("nonnegative", [[], ["0.bias"]])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)

@@ -69,31 +69,6 @@ def test_logits_have_the_bits_of_patched_forwards(peft: str, theta: str, compute
     )
 
 
-def greedy(model: Any, prompt: list[int], new: int) -> list[int]:
-    """Complete a prompt by whole forwards."""
-    ids = list(prompt)
-    for _ in range(new):
-        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    return ids[len(prompt) :]
-
-
-@pytest.mark.parametrize("peft", ["none", "lora", "prefix", "head"])
-def test_completions_of_a_member_are_those_of_patched_forwards(peft: str, folder: Path) -> None:
-    model, forward = patched(folder, peft)
-    decoder = Decoder(model, load_tokenizer(ModelConfig(name="tiny", path=str(folder)), CAUSAL_LM))
-    prompts, settings = [[5, 17, 33, 21], [9, 8, 7], [40] * 20], Sampling(6, 0.0, (), False)
-    model.generation_config.eos_token_id = [len(model.get_input_embeddings().weight)]  # never
-    completions = []
-    for member in range(2):
-        with forward.perturbed(Direction(1, 0, member), 2.0, (1,)):
-            expected = [greedy(model, prompt, 6) for prompt in prompts]
-            with forward.materialized():
-                found = decoder.complete(prompts, [(i, 0) for i in range(3)], settings)
-            assert [c.ids for c in found] == expected
-        completions.append(found)
-    assert completions[0] != completions[1]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_members_of_a_lora_that_share_a_batch_say_what_each_says_alone(temperature: float, folder: Path) -> None:
     """Prompts of two lengths and samples, and an end token that leaves members with different numbers of rows."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from mezo_cli.config.registry import REWARDS
-from mezo_cli.rewards.built_in import answer_number, find_expression, normalize, value_of
+from mezo_cli.rewards.built_in import answer_number, find_expression, value_of
 from mezo_cli.testing import rewards
 
 FIVE = {"numbers": [3, 5, 7], "target": 9}
@@ -146,7 +146,3 @@ def test_a_deeply_nested_expression_is_no_answer_or_a_number() -> None:
 )
 def test_the_number_of_an_answer(text: str, number: Fraction | None) -> None:
     assert answer_number(text) == number
-
-
-def test_normalization_is_squads() -> None:
-    assert normalize("  The U.S.A. and\tan  apple-pie a") == "usa and applepie"

@@ -304,12 +304,6 @@ def test_shuffled_scores_against_another_row_that_follows_from_the_seeds(write: 
     assert single.values.tolist() == [5]
 
 
-def test_shuffled_loses_the_rewards_of_right_answers() -> None:
-    with Reward(parse("shuffled:exact")) as reward:
-        batch = score(reward, ["gold 0", "gold 1", "gold 2"])
-    assert (batch.values.tolist(), batch.parts["exact"].tolist()) == ([0.0] * 3, [1.0] * 3)
-
-
 def test_a_callable_runs_in_this_process_without_a_timeout() -> None:
     rows: list[dict[str, Any]] = [{"x": object()}, {}]
 
