@@ -65,20 +65,15 @@ ANY_RUN = "A run, or a checkpoint folder in it."
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 
-def _print_version(given: bool) -> None:
-    if given:
-        typer.echo(f"mezo {package_version()}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
     ctx: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Take the options that are given before a command."""
+    if version:
+        typer.echo(f"mezo {package_version()}")
+        raise typer.Exit
     check_command(ctx.invoked_subcommand)
 
 

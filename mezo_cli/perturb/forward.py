@@ -125,7 +125,8 @@ class PerturbedForward:
             raise ValueError(f"signs are (1, -1), (1,) or (-1,), not {signs}")
         if self._materialized:
             raise RuntimeError("`perturbed` goes around `materialized`: inside, forwards are not patched")
-        self._renew_plans()
+        if self._planned_for is not self.params.tensors:
+            self.perturb_whole(self._read_outside_module)
         before, whole = self.perturbation, dict[Tensor, Tensor]()
         try:
             self.perturbation = Perturbation(direction, eps, signs)
@@ -230,7 +231,8 @@ class PerturbedForward:
         if rows is not None:
             self.perturbation = next(filter(None, members))  # which tensors are perturbed is the same for all
         try:
-            self._renew_plans()
+            if self._planned_for is not self.params.tensors:
+                self.perturb_whole(self._read_outside_module)
             key = self.perturbation is not None, self.compute_dtype
             if key not in self._member_plans:
                 self._member_plans[key] = self._new_member_plan()
@@ -327,8 +329,10 @@ class PerturbedForward:
         """
         self._read.clear()
         everything = self.params.tensors
+        # The graph is looked at, and not run backward.
+        no_activations = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda packed: packed)
         # In theta's dtype: the graph would keep all copies in another one.
-        with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations():
+        with self.using_compute_dtype(self.params.dtype), torch.enable_grad(), no_activations:
             unreachable = self.params.select_reachable(run())
         reached = self.params.tensors
         entries = {self._entry(name) for name in reached} - {""}
@@ -350,10 +354,6 @@ class PerturbedForward:
         """Perturb these tensors in place for each sign, and put their bits back: a module reads them from another."""
         self._read_outside_module, self._planned_for = list(names), self.params.tensors
         self._plans, self._layer_plans, self._member_plans = {}, {}, {}
-
-    def _renew_plans(self) -> None:
-        if self._planned_for is not self.params.tensors:
-            self.perturb_whole(self._read_outside_module)
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.
@@ -600,11 +600,6 @@ class PatchedForward(partial[Any]):
 
 def _identity(value: Any) -> Any:
     return value
-
-
-def no_activations() -> torch.autograd.graph.saved_tensors_hooks:
-    """Let graphs that are made inside keep no activations: for one that is looked at, and not run backward."""
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda packed: packed)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

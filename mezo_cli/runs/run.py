@@ -207,16 +207,16 @@ class Run:
         status = info.get("status")
         if status not in STATUSES:
             raise UserError(f"{self.path / 'run.json'} is damaged: its status is {status}")
-        return "interrupted" if status == "running" and not self._is_alive() else str(status)
-
-    def _is_alive(self) -> bool:
-        """Return whether a process trains in the run: it holds the lock. Readers share the lock."""
-        try:
+        if status != "running":
+            return str(status)
+        try:  # the process that trains in it holds the lock; readers share it
             with open(self.path / ".lock", "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return isinstance(error, BlockingIOError)
-        return False
+        except BlockingIOError:
+            return "running"
+        except OSError:
+            pass
+        return "interrupted"
 
     def _is_exported(self) -> bool:
         """Return whether `mezo export --trajectory` wrote the directory, which leaves out what is about its machine."""

@@ -87,18 +87,16 @@ class Evaluations:
             run_log.checkpoint(session, "last")
         if is_best:
             run_log.checkpoint(session, "best")
-        if evaluation is not None:
-            self._record_dev(evaluation, progress, session.objective.kept_records)
-
-    def _record_dev(self, evaluation: Evaluation, progress: ProgressReporter, kept_records: int) -> None:
-        step, metric = self.run_log.step, self.run_log.config.chosen_metric
+        if evaluation is None:
+            return
         if "test" not in self.rows:
             self.last_dev = step, evaluation.values
-            self.run_log.save_values(LAST_DEV, {"dev": evaluation.values})
-        kept = [record for record in evaluation.records[:kept_records] if record]
+            run_log.save_values(LAST_DEV, {"dev": evaluation.values})
+        kept = [record for record in evaluation.records[: session.objective.kept_records] if record]
         if kept:
-            self.run_log.run.log_completions(step, kept)
-        self.run_log.evaluation("dev", step, evaluation)
+            run_log.run.log_completions(step, kept)
+        run_log.evaluation("dev", step, evaluation)
+        metric = config.chosen_metric
         progress.report_dev(step, format_score(metric, evaluation.scores()[metric], "%"), evaluation.text)
         for record in kept[:1]:
             log.info("dev    %s", describe_completion(record))

@@ -1,6 +1,6 @@
 """Gaussian noise: each element of z is a quantile of N(0, 1), looked up in a table by 16 random bits."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import NormalDist
 
 import numpy as np
@@ -48,8 +48,5 @@ def _table_on(device: torch.device) -> Tensor:
 
 
 KERNELS = make_kernels(draw, per_word=2, max_tiles=4096, native="gaussian")
-
-
-def gaussian_noise() -> CounterNoise:
-    """Return the noise whose z ~ N(0, I)."""
-    return CounterNoise("gaussian", KERNELS, scaled_table)
+# Makes the noise: z ~ N(0, I).
+gaussian_noise = partial(CounterNoise, "gaussian", KERNELS, scaled_table)

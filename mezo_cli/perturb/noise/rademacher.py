@@ -1,5 +1,7 @@
 """Rademacher noise: each element of z is +1 or -1, by one random bit."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,6 @@ def coefficient(c: float, device: torch.device) -> Tensor:
 
 
 KERNELS = make_kernels(draw, per_word=32, max_tiles=1024, native="rademacher")
-
-
-def rademacher_noise() -> CounterNoise:
-    """Return the noise whose z is +1 or -1, each with probability 1/2."""
-    return CounterNoise("rademacher", KERNELS, coefficient)
+rademacher_noise = partial(
+    CounterNoise, "rademacher", KERNELS, coefficient
+)  # makes the noise: z is +1 or -1, each with probability 1/2
