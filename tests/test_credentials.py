@@ -8,8 +8,8 @@ import pytest
 
 from mezo_cli import system
 from mezo_cli.errors import without_credentials
-from mezo_cli.runs import sweep_record
 from mezo_cli.runs.run import initial_info
+from mezo_cli.sweep import record
 from tests.command_line import error_line, mezo
 
 URL = "http://user:SECRET@127.0.0.1:9"  # the discard port: nobody listens
@@ -54,7 +54,7 @@ def test_the_hubs_address_in_lines_and_files(
 def test_the_command_line_in_run_json_and_sweep_json(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["mezo", "train", f"logger.project={URL}"]
     monkeypatch.setattr(sys, "argv", argv)
-    for stored in (initial_info("", argv)["argv"], sweep_record.new({Path("0"): []}, Path(), []).argv):
+    for stored in (initial_info("", argv)["argv"], record.new({Path("0"): []}, Path(), []).argv):
         assert stored == [*argv[:2], "logger.project=http://127.0.0.1:9"]
 
 

@@ -24,7 +24,8 @@ from mezo_cli.console import (
 )
 from mezo_cli.distributed.ranks import in_turn, joined
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.runs import checkpoints, sweep_record
+from mezo_cli.runs import checkpoints
+from mezo_cli.runs.run import is_sweep
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
@@ -89,7 +90,7 @@ def _is_plain_folder(path: Path) -> bool:
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
     is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
-    if not is_run and (sweep_record.exists(path) or sweep_record.is_search(path)):
+    if not is_run and is_sweep(path):
         raise UserError(f"{path} is a sweep: name one of its runs (`mezo runs` lists the runs)")
     return not is_run and checkpoints.find_run(path) is None
 

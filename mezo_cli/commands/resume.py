@@ -17,8 +17,9 @@ from mezo_cli.console import announce, print_line, relative_path, training_outpu
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.runs import Run, sweep_record
+from mezo_cli.runs import Run
 from mezo_cli.runs.recovery import change_end
+from mezo_cli.runs.run import STUDY, SWEEP
 
 log = logging.getLogger("mezo")
 
@@ -35,14 +36,14 @@ def resume(
     jobs: int = 1,
 ) -> int:
     """Continue a run or a sweep, and return the exit status; a finished run is left as it is."""
-    if sweep_record.exists(path) and not (path / "config.yaml").exists():
+    if (path / SWEEP).is_file() and not (path / "config.yaml").exists():
         from mezo_cli.commands import sweep  # imports Hydra
 
         check_command("resume SWEEP")
         if new_reward:
             raise UserError(f"--new-reward: {path} is a sweep; its runs are resumed with another reward one by one")
         return sweep.resume(path, overrides, config_dir, jobs, quiet)
-    if sweep_record.is_search(path) and not (path / "config.yaml").exists():
+    if (path / STUDY).is_file() and not (path / "config.yaml").exists():
         from mezo_cli.commands import tune
 
         check_command("resume SWEEP")

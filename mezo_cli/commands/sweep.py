@@ -14,9 +14,10 @@ from mezo_cli.config.own_code import KEYS, OwnCode, check_stored, for_workers, s
 from mezo_cli.config.stored import is_same_run, read_config
 from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, sweep_record
-from mezo_cli.runs.sweep_record import SweepRecord
+from mezo_cli.runs import Run
+from mezo_cli.runs.run import STUDY, SWEEP
 from mezo_cli.sweep import jobs
+from mezo_cli.sweep import record as records
 from mezo_cli.sweep.jobs import job_status
 from mezo_cli.sweep.plan import CONFIG_DIR, SweepPlan, describe_job, plan_again, plan_sweep
 
@@ -60,14 +61,14 @@ def resume(
         given: what its record does not keep: the launcher, and what is the user's own code.
         config_dir, at_once, quiet: as in `sweep`.
     """
-    folder, record = folder.absolute(), sweep_record.read(folder)
+    folder, record = folder.absolute(), records.read(folder)
     for text in split_own_code(given)[0]:
         if not text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "++hydra.launcher.")):
             raise UserError(
                 f"'{text}': {folder} keeps its settings, except the launcher (hydra/launcher=..., "
                 "hydra.launcher.KEY=...) and what is the user's own code; when a run ends is changed run by run"
             )
-    check_stored([text for job in record.jobs for text in job.overrides], folder / sweep_record.NAME)
+    check_stored([text for job in record.jobs for text in job.overrides], folder / SWEEP)
     if not Path(record.cwd).is_dir():
         raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     config_dir = check_given_again(folder, record.user_code, split_own_code(given)[1], config_dir)
@@ -78,15 +79,15 @@ def resume(
         return _run(plan, record, at_once, False, quiet)
 
 
-def _make_record(plan: SweepPlan) -> SweepRecord:
+def _make_record(plan: SweepPlan) -> records.SweepRecord:
     """Return the record of a sweep, that of the sweep in its directory if there is one; nothing is written."""
     jobs_by_path = {job.directory: list(job.overrides) for job in plan.jobs}
-    record = sweep_record.new(jobs_by_path, plan.directory, plan.user_code)
-    if sweep_record.is_search(plan.directory):
+    record = records.new(jobs_by_path, plan.directory, plan.user_code)
+    if (plan.directory / STUDY).is_file():
         folder = plan.directory
         raise UserError(f"{folder} contains a search of `mezo tune`; continue with: mezo resume {folder}")
-    if sweep_record.exists(plan.directory):
-        stored = sweep_record.read(plan.directory)
+    if (plan.directory / SWEEP).is_file():
+        stored = records.read(plan.directory)
         before, now = ([job.overrides for job in one.jobs] for one in (stored, record))
         if before != now:
             added = next((" ".join(texts) for texts in now if texts not in before), None)
@@ -123,7 +124,7 @@ def check_given_again(folder: Path, needed: Sequence[str], own: OwnCode, config_
     return None if config_dir is None else str(Path(config_dir).expanduser().absolute())
 
 
-def _run(plan: SweepPlan, record: SweepRecord, at_once: int, prints: bool, quiet: bool) -> int:
+def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: bool, quiet: bool) -> int:
     """Check, write the record, and run what is left of a sweep or print it; return the exit status."""
     here = not prints and plan.launcher == "basic"
     if at_once > 1 and not here:

@@ -25,9 +25,9 @@ from mezo_cli.config.own_code import check_stored, for_workers, split_own_code
 from mezo_cli.config.schema import Config
 from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run, sweep_record
+from mezo_cli.runs import Run
+from mezo_cli.runs.run import STUDY, SWEEP
 from mezo_cli.runs.scores import MARK, picked_start
-from mezo_cli.runs.sweep_record import STUDY
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep.plan import SweepPlan, plan_sweep
 from mezo_cli.sweep.ranges import NAME, Range, open_study, parse_ranges
@@ -127,7 +127,7 @@ class _Search:
     quiet: bool
 
     def __post_init__(self) -> None:
-        if sweep_record.exists(self.folder):
+        if (self.folder / SWEEP).is_file():
             raise UserError(f"{self.folder} contains a sweep of `mezo train -m`; name another hydra.sweep.dir")
         self._order = self.base.order_of(self.base.chosen_metric)
         self._study = open_study(self.folder, self._order)

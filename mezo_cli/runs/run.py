@@ -17,15 +17,15 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from mezo_cli import system
-from mezo_cli.config.own_code import SHUFFLED
 from mezo_cli.console import LogFormatter, relative_path
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
-from mezo_cli.runs import atomic, checkpoints, sweep_record, trajectory
+from mezo_cli.runs import atomic, checkpoints, trajectory
 from mezo_cli.runs.atomic import no_link, remove, sync, write_atomically, write_error
 from mezo_cli.runs.jsonl import METRICS, JsonLines, chained, check_object, read_object, write_object
 
 log = logging.getLogger("mezo")
 
+SWEEP, STUDY = "sweep.json", "study.journal"  # in the folder of a sweep's runs, of a search's trials
 FORMAT = 1  # of the run directory; begins with version 1.0.0 of the package
 BEFORE_TRAINING = ("probe", "race")  # in run.json: what took `forwards` of a batch before the first step
 STATUSES = ("running", "finished", "failed", "interrupted", "pruned")  # pruned: ended by `mezo tune`
@@ -286,7 +286,7 @@ class Run:
 
     def _may_go(self) -> bool:
         """Whether this object has created the run, no step was taken, and no sweep tells its error."""
-        if self._files_before is None or sweep_record.is_job(self.path):
+        if self._files_before is None or system.IN_SWEEP in os.environ or is_sweep(self.path.parent):
             return False
         lines = self.lines.read_valid()[0]
         return trajectory.length(self.trajectory)[0] == 0 and not any(line["step"] for line in lines)
@@ -445,12 +445,6 @@ class Run:
         remove(gone)
         return size
 
-    def make_logger_folder(self, name: str) -> Path:
-        """Make the folder that a logger writes in, unless it is there."""
-        folder = self.path / name
-        folder.mkdir(exist_ok=True)
-        return folder
-
 
 class ReadOnlyRun(Run):
     """The run directory as ranks other than 0 see it: they read what rank 0 has written, and write nothing."""
@@ -510,13 +504,18 @@ def find_runs(root: Path) -> list[Run]:
     return [run for *_, run in sorted(found, key=lambda one: one[:2])]
 
 
+def is_sweep(path: Path) -> bool:
+    """Return whether a directory is that of a sweep or a search."""
+    return (path / SWEEP).is_file() or (path / STUDY).is_file()
+
+
 def _folders(path: Path) -> list[str]:
     return [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
 
 
 def _why_no_run(path: Path) -> str:
     """Return what is wrong with a path, with the nearest name: the list of runs gives paths below `outputs`."""
-    if sweep_record.exists(path) or sweep_record.is_search(path):
+    if is_sweep(path):
         return f"{path} is a sweep: name one of its runs"
     if path.is_dir():
         return f"{path} holds no run: there is no config.yaml"
@@ -559,9 +558,5 @@ def own_reward(info: Mapping[str, Any]) -> list[str]:
     if not info.get("own_reward"):
         return []
     reward = info.get("reward") or {"in_process": True}  # not recorded before the first step
-    if reward["in_process"]:  # a callable of Python, which no command line can name
-        return ["objective.reward=FILE.py:FUNCTION"]
-    name = str(reward["name"])
-    place, _, function = name.removeprefix(SHUFFLED).rpartition(":")
-    mark = SHUFFLED if name.startswith(SHUFFLED) else ""
-    return [f"objective.reward={mark}{relative_path(Path(place)) if place.endswith('.py') else place}:{function}"]
+    # A callable of Python is nothing that a command line can name.
+    return [f"objective.reward={'FILE.py:FUNCTION' if reward['in_process'] else reward['name']}"]

@@ -18,7 +18,7 @@ from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import is_below
-from mezo_cli.runs.sweep_record import SweepRecord
+from mezo_cli.sweep.record import SweepRecord
 
 CONFIG_DIR = "--config-dir"
 
@@ -68,8 +68,7 @@ def plan_again(folder: Path, record: SweepRecord, given: Sequence[str], config_d
     more = tuple(f"{key}={quote(value)}" for key, value in own.items())
     words = [(*job.overrides, *more) for job in record.jobs]
     _, jobs = _compose_jobs(words, common, config_dir)
-    stored = record.directories(folder)
-    jobs = [replace(job, directory=stored[number]) for number, job in enumerate(jobs)]
+    jobs = [replace(job, directory=folder / of.directory) for job, of in zip(jobs, record.jobs, strict=True)]
     chosen = [override.value for override in parsed if override.name == "hydra/launcher"]
     return _plan(folder, chosen[-1] if chosen else "basic", common, jobs, config_dir)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mezo_cli.config.explain import key_schema
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError, install
-from mezo_cli.runs.sweep_record import STUDY
+from mezo_cli.runs.run import STUDY
 
 if TYPE_CHECKING:
     import optuna

@@ -43,7 +43,7 @@ def test_eval_and_resume_take_it_again_and_predict_and_replay_never(
     assert "--new-reward goes on with it" in error_line(mezo("resume", "run", "objective.reward=other.py:score"))
     assert Run(Path("run")).status() == "interrupted"
     resumed = mezo(*shlex.split(Path("run/train.log").read_text().rpartition("resume with: mezo ")[2].splitlines()[0]))
-    assert f"evaluate again: mezo eval run {reward}\n" in resumed.out
+    assert f"evaluate again: mezo eval run objective.reward={tmp_path}/mine.py:score\n" in resumed.out
     assert mezo("train", *DEMO, reward, "hydra.run.dir=whole").code == 0
     weights = Path("checkpoints/last/model.safetensors")
     assert ("run" / weights).read_bytes() == ("whole" / weights).read_bytes()

@@ -14,8 +14,8 @@ import pytest
 
 from mezo_cli import runs
 from mezo_cli.config import overrides
-from mezo_cli.runs import sweep_record
 from mezo_cli.sweep import jobs
+from mezo_cli.sweep import record as sweep_record
 from tests import tiny
 from tests.command_line import Result, environment, error_line, mezo, process, start
 from tests.commands.sweeps import statuses, sweep, wait_until_it_trains

@@ -116,7 +116,8 @@ class RunLoggers:
     def _start(self, name: str, resumed_at: int | None, logged: Mapping[str, int]) -> None:
         check_installed([name])
         run, config = self._run, self._config
-        folder, identity = run.make_logger_folder(name), run.info().get("logged_as")
+        folder, identity = run.path / name, run.info().get("logged_as")
+        folder.mkdir(exist_ok=True)
         if identity is None:  # stored at the first start
             identity = {"id": uuid.uuid4().hex[:16], "name": run.path.name}
             run.update(logged_as=identity)

@@ -13,10 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mezo_cli.errors import UserError, without_credentials
 from mezo_cli.runs.atomic import is_below, read_json, write_file
-from mezo_cli.system import IN_SWEEP
+from mezo_cli.runs.run import SWEEP
 
-NAME, FORMAT = "sweep.json", 1
-STUDY = "study.journal"  # of a search of `mezo tune`, which has that in place of sweep.json
+FORMAT = 1
 
 
 class SweepJob(BaseModel):
@@ -44,13 +43,9 @@ class SweepRecord(BaseModel):
         """Write the record into the sweep's directory."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_file(folder / NAME, json.dumps(self.model_dump(), indent=2) + "\n")
+            write_file(folder / SWEEP, json.dumps(self.model_dump(), indent=2) + "\n")
         except OSError as error:
             raise UserError(f"{folder}: the sweep's directory cannot be written: {error.strerror}") from error
-
-    def directories(self, folder: Path) -> dict[int, Path]:
-        """Return the run directory of every job by its number."""
-        return {job.number: folder / job.directory for job in self.jobs}
 
 
 def new(jobs: Mapping[Path, list[str]], folder: Path, user_code: list[str]) -> SweepRecord:
@@ -63,24 +58,9 @@ def new(jobs: Mapping[Path, list[str]], folder: Path, user_code: list[str]) -> S
     return SweepRecord(format=FORMAT, argv=argv, cwd=os.getcwd(), user_code=user_code, jobs=numbered)
 
 
-def exists(folder: Path) -> bool:
-    """Whether a directory is a sweep's."""
-    return (folder / NAME).is_file()
-
-
-def is_search(folder: Path) -> bool:
-    """Whether a directory is that of a search."""
-    return (folder / STUDY).is_file()
-
-
-def is_job(path: Path) -> bool:
-    """Whether a run directory is that of a sweep's job, or of a search's trial."""
-    return IN_SWEEP in os.environ or exists(path.parent) or is_search(path.parent)
-
-
 def read(folder: Path) -> SweepRecord:
     """Read the record of a sweep."""
-    path = folder / NAME
+    path = folder / SWEEP
     content = read_json(path)
     if content.get("format") != FORMAT:
         raise UserError(f"{path}: of a version of mezo before 1.0, or of a format that this one does not know")
