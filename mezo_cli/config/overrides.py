@@ -144,5 +144,3 @@ def _check_hydra(override: Override) -> None:
         raise UserError(f"'{text}': {key} takes one value")
     if key in HYDRA_DIRS and (value in ("", None) or str(value).startswith("~")):
         raise UserError(f"'{text}': {key} needs a folder; ~ is not expanded here, write {key}=$HOME/...")
-    if "_target_" in text:  # of the key, or of a mapping in the value
-        raise UserError(f"'{text}': the code to run (_target_) cannot be set; choose by hydra/launcher=")

@@ -13,8 +13,6 @@ from tests.interruption import interrupt_at
 GENERATE = ["task=demo-arithmetic", "data=demo", "model=demo-decoder", "data.eval_limit=4", "data.train_size=8"]
 OBJECTIVES = {
     "mlm": [],
-    "cls": [],
-    "lm": [],
     "choice": ["task.choice.candidates=[' bad', ' good']"],
     "generate": [*GENERATE, "objective.loss=lm", "objective.max_new_tokens=4", "objective.reward=countdown"],
 }

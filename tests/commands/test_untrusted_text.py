@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import unicodedata
 from pathlib import Path
 
@@ -49,23 +48,6 @@ def rows_with(folder: Path, labels: list[str], text: str = "a fine film") -> Pat
     for split in ("train", "dev", "test"):
         (folder / f"{split}.jsonl").write_text("".join(lines))
     return folder
-
-
-def test_labels_are_no_markup(roberta: Path, tmp_path: Path) -> None:
-    labels = ["[neg]", "[/x]0:smile:"]
-    words = [
-        *task_with(tmp_path, labels),
-        f"model.path={roberta}",
-        "data=files",
-        f"data.dir={rows_with(tmp_path / 'd', labels)}",
-    ]
-    result = mezo("data", *words)
-    assert result.code == 0, result
-    assert re.search(r"rows per label +\[neg\] +\[/x\]0:smile:\n", result.out), result.out
-    assert "[[neg] -> 'terrible'; " in result.out
-    result = mezo("eval", roberta, *words)
-    assert result.code == 0, result
-    assert re.search(r"predicted \[neg\] +predicted \[/x\]0:smile:\n", result.out), result.out
 
 
 def test_text_labels_and_names_of_a_run_are_escaped_everywhere(roberta: Path, tmp_path: Path) -> None:

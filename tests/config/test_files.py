@@ -105,7 +105,6 @@ def test_a_folder_that_cannot_be_used(own: Path, tmp_path: Path) -> None:
         ("hydra/launcher=joblib", "pip install hydra-joblib-launcher"),
         ("hydra/launcher=jobib", "(did you mean 'joblib'?)"),
         ("hydra/launcher@x=basic", "allowed is hydra/launcher="),
-        ("hydra.launcher._target_=os.getcwd", "_target_"),
         ("hydra.sweeper.params={seed:1}", "KEY=VALUE,VALUE"),
         ("hydra/sweeper=optuna", "a sweep is a grid"),
         ("hydra.searchpath=[x]", "--config-dir DIR"),
