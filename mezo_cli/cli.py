@@ -232,7 +232,7 @@ def predict(
     checkpoint: Checkpoint = None,
     base: Base = None,
     as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Write a .jsonl, .json or .csv file instead.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a .jsonl or .csv file instead.")] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the labels only: no log and no bar.")] = False,
 ) -> None:
     """Label texts of your own, with the probability of each label; without --text and --file, standard input."""
@@ -289,18 +289,14 @@ def runs(
 def compare(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Where to look, else outputs.")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="The paper's whole table, your rows below its own.")] = False,
-    table: Annotated[str | None, typer.Option("--table", help="With --paper: roberta, else opt.")] = None,
-    seeds: Annotated[bool, typer.Option("--seeds", help="Also the result of each seed.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Write a .md, .csv or .json file instead.")] = None,
+    table: Annotated[str | None, typer.Option("--table", help="The paper's: roberta (as --paper), or opt.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a .csv file instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Mean and std over seeds, the best dev score picked for each, with the paper's numbers."""
-    if paper and seeds:
-        raise UserError("--paper and --seeds are two views: ask for one at a time")
-    view = "paper" if paper else "seeds" if seeds else "groups"
     from mezo_cli.commands import compare
 
-    compare.compare(folders or [], view, out, as_json, table)
+    compare.compare(folders or [], table or ("roberta" if paper else None), out, as_json)
 
 
 @app.command(rich_help_panel="Look at runs")

@@ -11,40 +11,33 @@ from mezo_cli.commands.open_run import OUTPUTS, folders_or_outputs
 from mezo_cli.console import make_console, print_line, print_warning
 from mezo_cli.errors import UserError
 from mezo_cli.report import output
-from mezo_cli.report.paper import TABLE, paper
+from mezo_cli.report.paper import find_table
 from mezo_cli.report.tables import comparison
 
 log = logging.getLogger("mezo")
 
 
-def compare(
-    folders: Sequence[Path],
-    view: str,
-    out: Path | None,
-    as_json: bool,
-    table: str | None,
-) -> None:
-    """Compare the runs under `folders` (outputs/ if none is given)."""
+def compare(folders: Sequence[Path], table: str | None, out: Path | None, as_json: bool) -> None:
+    """Compare the runs under `folders` (outputs/ if none is given), in one of the paper's tables if it is named."""
     if as_json and out is not None:
         raise UserError(f"--json and --out {out}: a document is printed or written, not both")
-    if table is not None and view != "paper":
-        raise UserError(f"--table {table}: only --paper has tables")
-    paper(table or TABLE)  # an unknown name is refused before any run is read
+    if table is not None:
+        find_table(table)  # an unknown name is refused before any run is read
     if out is not None:
         output.check_output(out)
-    only_paper = view == "paper" and not folders and not OUTPUTS.is_dir()  # its numbers can be shown without runs
+    only_paper = table is not None and not folders and not OUTPUTS.is_dir()  # its numbers can be shown without runs
     console = make_console()
     width = 1000 if as_json or out is not None else console.width
-    runs = comparison([] if only_paper else folders_or_outputs(folders), view, width, print_warning, table or TABLE)
+    runs = comparison([] if only_paper else folders_or_outputs(folders), width, print_warning, table)
     if as_json:
         print_line(json.dumps(runs.document, indent=2, allow_nan=False))
     elif out is None:
         output.show(runs, console)
     else:
-        output.write(runs, out)
+        output.write_output(out, output.csv_text(runs.records))
         print_line(f"wrote {out}")
 
 
 def show_folder(folder: Path, console: Console) -> None:
     """Show the comparison of the runs under a folder, at the end of a sweep or a search."""
-    output.show(comparison([folder], "groups", console.width, log.warning), console)
+    output.show(comparison([folder], console.width, log.warning), console)

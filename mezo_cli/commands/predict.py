@@ -1,7 +1,5 @@
 """`mezo predict`: labels and probabilities for the user's own texts."""
 
-import csv
-import io
 import json
 import sys
 from collections import Counter
@@ -16,8 +14,7 @@ from mezo_cli.console import console_logging, make_console, make_error_console, 
 from mezo_cli.data import texts
 from mezo_cli.distributed.ranks import in_turn, joined
 from mezo_cli.errors import UserError, join
-from mezo_cli.report.output import check_output, csv_cell
-from mezo_cli.runs.atomic import write_error, write_file
+from mezo_cli.report.output import check_output, csv_text, write_output
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
@@ -26,7 +23,7 @@ if TYPE_CHECKING:  # it imports torch
 
 STDIN = "standard input"
 NO_TEXT = f"{STDIN}: no text; give --text, --file, or one text per line"
-FORMATS = (".jsonl", ".json", ".csv")  # of --out
+FORMATS = (".jsonl", ".csv")  # of --out
 
 
 def predict(
@@ -60,7 +57,8 @@ def predict(
         from mezo_cli.system import explain_device_errors
         from mezo_cli.training.prepare import prepare
 
-        ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
+        if ranks.size > 1:
+            ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
         session = prepare(opened.config, opened.load, splits=()).session
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None
@@ -73,10 +71,7 @@ def predict(
         return
     _warn_of_cut_rows(cut, session.encoder.max_length)
     if out is not None:
-        try:
-            write_file(out, _text_of(predictions, task, out.suffix))
-        except OSError as error:
-            raise write_error(out, error) from error
+        write_output(out, _text_of(predictions, task, out.suffix))
     if as_json:
         document = {
             "run": str(opened.run.path),
@@ -152,13 +147,7 @@ def _numbered(predictions: Iterable["Predicted"]) -> list[dict[str, Any]]:
 
 def _text_of(predictions: Sequence["Predicted"], task: TaskConfig, suffix: str) -> str:
     """Return the content of a file of one of the `FORMATS`."""
-    if suffix == ".json":
-        return json.dumps(_numbered(predictions), ensure_ascii=False, indent=2) + "\n"
     if suffix == ".jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(predictions))
-    out, columns = io.StringIO(), texts.read_columns(task)
-    writer = csv.writer(out, lineterminator="\n")
-    rows = [[*columns, *predictions[0].figures()]]
-    rows += [[*(one.columns[column] for column in columns), *one.figures().values()] for one in predictions]
-    writer.writerows([[csv_cell(cell) for cell in row] for row in rows])
-    return out.getvalue()
+    columns = texts.read_columns(task)
+    return csv_text([{**{name: str(one.columns[name]) for name in columns}, **one.figures()} for one in predictions])

@@ -25,7 +25,7 @@ def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> No
     for text in runs.warnings:
         print_warning(text)
     if figure is not None:  # first: there may be nothing to draw, and then nothing is written
-        paper_figure(runs.runs, runs.table, runs.panels, figure)
+        paper_figure(runs.panels, figure)
         print_line(f"wrote {figure}")
     if out is not None:
         write_output(out, render(runs, progress))

@@ -180,11 +180,8 @@ def gain_sentence(summary: Mapping[str, Any], config: Config) -> str:
 
 def _warnings(run: Entry, zero: float | None, symbol: str) -> list[str]:
     """Return what a reader must know before believing the numbers of a run."""
-    texts = [] if run.finished else [f"The run {run.trouble()}."]
-    if run.status == "running":
-        texts = [f"The run is still running: step {run.steps_done:,} of {run.config.steps:,}."]
-    elif run.status == "interrupted":
-        texts = [f"The run was {run.trouble()}. It can be resumed."]
+    verbs = {"running": "is still ", "interrupted": "was "}
+    texts = [] if run.finished else [f"The run {verbs.get(run.status, '')}{run.trouble()}."]
     if run.verdict == "diverged":
         texts.append("The run diverged: its loss rose far above the first, or every dev row got one label.")
     if run.picked_start:

@@ -74,7 +74,6 @@ COLUMN, ROW = 3.3, 2.3  # inches: a column of a two-column paper, and the height
 LEGEND = 40  # characters in a line of a legend
 SIZE, WIDE = (400, 240), (440, 280)  # of a figure in a page, in SVG units
 MARGINS = (46, 14, 40, 22)  # left, right, bottom, top
-SHOWN_LABELS = 6  # in the figure of predictions; the rest are counted together
 CURVE_POINTS = 240  # at most, of a smoothed curve
 FEWEST = 10  # values that are smoothed at all
 SMOOTHING = 20  # a smoothed point is the mean over about this fraction (1/20) of the curve
@@ -159,7 +158,7 @@ def run_figures(run: Entry, table: pd.DataFrame, name: str) -> list[dict[str, An
     parts: list[tuple[Any, ...]] = [
         ("batch", len(batches) > 0, draw_batches, batches, dev),
         ("dev", len(dev) > 0, draw_dev, run, dev.drop(columns=labels)),
-        ("labels", len(labels) > 0, draw_labels, dev[labels]),
+        ("labels", 0 < len(labels) <= len(SERIES), draw_labels, dev[labels]),
         ("sizes", gradients is not None, draw_gradients, run, gradients),
     ]
     with drawing():
@@ -213,12 +212,8 @@ def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
 
 
 def draw_labels(axes: "Axes", fractions: pd.DataFrame) -> Drawn:
-    """Draw the shares of the most predicted labels, and of all others together."""
+    """Draw the shares of the predicted labels."""
     fractions = fractions.fillna(0.0).rename(columns=lambda metric: metric.removeprefix("predicted "))
-    if fractions.shape[1] > SHOWN_LABELS:
-        kept = fractions.sum().sort_values(ascending=False, kind="stable").index[: SHOWN_LABELS - 1]
-        rest = fractions.drop(columns=kept)
-        fractions = fractions[kept].assign(**{f"{rest.shape[1]} other labels": rest.sum(axis=1)})
     bars(axes, fractions)
     step_axis(axes)
     note = "The share of the dev rows that get each label. One band that fills the height is a collapse."
@@ -302,8 +297,8 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
 # --- for a paper ---
 
 
-def paper_figure(runs: Sequence[Entry], table: pd.DataFrame, shown: Mapping[str, Sequence[Line]], path: Path) -> None:
-    """Write one figure for a paper, in the colours on white: of one run its loss and dev metric, else the panels.
+def paper_figure(shown: Mapping[str, Sequence[Line]], path: Path) -> None:
+    """Write the panels as one figure for a paper, in the colours on white.
 
     It holds no date, so that the same runs give the same file.
     """
@@ -311,20 +306,14 @@ def paper_figure(runs: Sequence[Entry], table: pd.DataFrame, shown: Mapping[str,
 
     if not shown:
         raise UserError("--figure: no run here has been evaluated yet, so there is nothing to draw")
-    parts: list[tuple[Any, ...]] = [(draw_lines, title, lines) for title, lines in shown.items()]
-    if len(runs) == 1:
-        batches, dev = _split(table)
-        parts = [(draw_batches, batches, dev[[]])] * bool(len(batches)) + [(draw_dev, runs[0], dev)]
-    rows, columns = (1, len(parts)) if len(runs) == 1 else (len(parts), 1)
     with drawing(**PAPER_STYLE, **{"svg.hashsalt": "mezo"}):
-        sheet = Sheet((2 * COLUMN, rows * ROW), layout="constrained")
-        for axes, (draw, *what) in zip(sheet.subplots(rows, columns, squeeze=False).flat, parts, strict=True):
-            drawn = draw(axes, *what)
-            axes.set_title(_plain(drawn.title), loc="left", parse_math=False)
-            if len(runs) > 1:
-                legend = axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-                for text in legend.get_texts():
-                    text.set_parse_math(False)
+        sheet = Sheet((2 * COLUMN, len(shown) * ROW), layout="constrained")
+        for axes, (title, lines) in zip(sheet.subplots(len(shown), squeeze=False).flat, shown.items(), strict=True):
+            draw_lines(axes, title, lines)
+            axes.set_title(_plain(title), loc="left", parse_math=False)
+            legend = axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+            for text in legend.get_texts():
+                text.set_parse_math(False)
         file, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
         sheet.savefig(file, format=path.suffix[1:], metadata=undated[path.suffix])
     write_output(path, file.getvalue(), "--figure")

@@ -48,7 +48,6 @@ class Group:
         at_start: the data seeds for which step 0 was picked, the model before training.
         diverged: how many of the seeds diverged: each counts with the result of its best step.
         chosen: the picked values of what was searched, the most frequent first; empty where the grid is one point.
-        verdicts: what came of the training -> how many of its runs it came to, of those that say it.
         paper_row: the row of the paper with the same shots, method, model and objective; None if there is none.
         paper_number: the paper's number for this group; None if the paper has none.
         difference: the group's mean minus the paper's, in points; None if one of them is missing.
@@ -86,7 +85,6 @@ class Group:
         self.diverged = sum(run.verdict == "diverged" for run in self.results)
         picked = Counter(self.points[runs[0].point] for runs in self.picks.values())
         self.chosen = [name for name, _ in picked.most_common()] if len(self.points) > 1 else []
-        self.verdicts = dict(Counter(entry.verdict for entry in self.entries if entry.verdict is not None))
         setup, self.paper_row = self.paper.tasks.get(self.task), None
         if setup and self.objective in setup["objectives"] and self.metric == setup["metric"] and not self.demo:
             self.paper_row = self.paper.row(self.model, self.shots, self.method, self.loss, self.task)

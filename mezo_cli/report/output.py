@@ -1,7 +1,5 @@
 """Write tables and pages to the file that an option names: completely or not at all."""
 
-import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from mezo_cli.console import TextTable, plain_text, printable
+from mezo_cli.console import TextTable, plain_text
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs.atomic import write_error, write_file
 
 if TYPE_CHECKING:  # `mezo predict` checks its --out here too
     import pandas as pd
 
-FORMATS = (".md", ".csv", ".json")  # of a comparison
+FORMATS = (".csv",)  # of a comparison
 SHORT = 14  # a column of texts up to this width is never folded
 
 
@@ -84,11 +82,6 @@ def check_output(path: Path, formats: Collection[str] = FORMATS, option: str = "
         raise UserError(f"{option} {path}: {path.parent} is a run directory; choose another folder")
 
 
-def write(comparison: Comparison, path: Path) -> None:
-    """Write a comparison in the format of the file's extension, completely or not at all."""
-    write_output(path, {".md": _markdown, ".csv": _csv, ".json": _json}[path.suffix](comparison))
-
-
 def write_output(path: Path, content: str | bytes, option: str = "--out") -> None:
     """Write the file that an option named, completely or not at all."""
     try:
@@ -97,32 +90,14 @@ def write_output(path: Path, content: str | bytes, option: str = "--out") -> Non
         raise write_error(f"{option} {path}", error) from error
 
 
-def _markdown(comparison: Comparison) -> str:
-    """Return the tables and notes as Markdown. pandas' own `to_markdown` needs a further package."""
-    parts = []
-    for table in comparison.tables:
-        left, title = table.attrs["left"], table.attrs["title"]
-        rules = ["---" if number < left else "---:" for number in range(table.shape[1])]
-        rows = ["| " + " | ".join(map(_escape, row)) + " |" for row in (table.columns, *table.to_numpy())]
-        parts += [f"**{_escape(title)}**"] * bool(title)
-        parts.append("\n".join([rows[0], f"|{'|'.join(rules)}|", *rows[1:]]))
-    parts.append("\n".join(f"- {_escape(note)}" for note in comparison.notes))
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _escape(text: str) -> str:
-    """Escape the characters that have a meaning in Markdown."""
-    return printable(re.sub(r"[\\|*_<[`]", r"\\\g<0>", " ".join(text.split())))
-
-
-def _csv(comparison: Comparison) -> str:
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV. A text that a spreadsheet would run as a formula gets a `'` before it."""
     import pandas as pd
 
-    return str(pd.DataFrame(comparison.records, dtype=object).map(_as_text).map(csv_cell).to_csv(index=False))
+    return str(pd.DataFrame(records, dtype=object).map(_as_text).map(_quoted).to_csv(index=False))
 
 
-def csv_cell(value: Any) -> Any:
-    """Return a cell of a CSV file: a text that a spreadsheet would run as a formula gets a `'` before it."""
+def _quoted(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
@@ -133,7 +108,3 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, list):
         return ("; " if any(isinstance(entry, str) for entry in value) else " ").join(map(str, value))
     return value
-
-
-def _json(comparison: Comparison) -> str:
-    return json.dumps(comparison.document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -24,7 +24,7 @@ from mezo_cli.report.figures import COLOURS, SERIES, WIDE, Line, draw_lines, dra
 from mezo_cli.report.frame import Entry, frame, left_out, no_runs, read_runs
 from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.report.output import make_table
-from mezo_cli.report.paper import paper
+from mezo_cli.report.paper import find_table
 from mezo_cli.report.settings import format_value
 from mezo_cli.report.tables import PROTOCOL, group_view, run_rows
 from mezo_cli.runs.run import utc_now
@@ -35,8 +35,6 @@ if TYPE_CHECKING:  # jinja2 is imported when a page is written
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).with_name("templates")
-LONGEST = 400  # characters of a test row's text or a prompt that are shown
-MANY, LONGEST_OF_MANY = 10, 160  # runs in a page from which on fewer characters are shown
 MOST_SECTIONS = 50  # runs that have a section of their own in a page
 
 # Called with what is done and the number of runs; inside the block the function is called with how many are done.
@@ -87,7 +85,7 @@ def render(report: Report, progress: Progress) -> str:
     with progress("runs drawn", len(shown)) as done:
         for number, run in enumerate(shown):
             section = _section(run, report.documents[run.location], of_run.get(run.location, report.table[:0]), number)
-            sections.append(section | {"longest": LONGEST if len(shown) < MANY else LONGEST_OF_MANY})
+            sections.append(section)
             done(number + 1)
     counts = Counter(run.status for run in report.runs)
     states = ", ".join(f"{count} {status}" for status, count in counts.most_common())
@@ -98,7 +96,7 @@ def render(report: Report, progress: Progress) -> str:
         "title": f"{len(report.runs)} runs",
         "lede": f"{states}; on {', '.join(tasks)}, with {', '.join(models)}.",
         "warnings": report.warnings,
-        "groups": group_view(report.groups, seeds=False),
+        "groups": group_view(report.groups),
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
         "panels": drawn,
         "run_table": make_table("Runs", run_rows(report.runs), left=2),
@@ -106,7 +104,7 @@ def render(report: Report, progress: Progress) -> str:
         "runs": sections,
     }
     content = several if len(report.runs) > 1 else {"title": sections[0]["title"], "single": sections[0]}
-    source = paper().source if any(group.paper_number for group in report.groups) else ""
+    source = find_table().source if any(group.paper_number for group in report.groups) else ""
     template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run
     facts = {"written": utc_now()[:10], "paper": source, "version": package_version()}

@@ -100,7 +100,7 @@ class Paper:
         return {key: [float(end) for end in text.split()] for key, text in ends.items()}
 
 
-def paper(table: str = TABLE) -> Paper:
+def find_table(table: str = TABLE) -> Paper:
     """Return a table."""
     if table not in _tables():
         names = list(_tables())
@@ -110,7 +110,7 @@ def paper(table: str = TABLE) -> Paper:
 
 def paper_of(model: str) -> Paper:
     """Return the table that has a model; the first for a model that none has."""
-    return next((table for table in _tables().values() if any(row.model == model for row in table.rows)), paper())
+    return next((table for table in _tables().values() if any(row.model == model for row in table.rows)), find_table())
 
 
 @cache

@@ -10,7 +10,7 @@ import numpy as np
 from mezo_cli.report.frame import Entry, no_runs, read_runs
 from mezo_cli.report.groups import Group, format_shots, group_runs, mean_score, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
-from mezo_cli.report.paper import TABLE, Number, Paper, Row, paper
+from mezo_cli.report.paper import TABLE, Number, Paper, Row, find_table
 from mezo_cli.report.settings import (
     WITHOUT_EFFECT,
     differing_keys,
@@ -46,22 +46,21 @@ COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of mea
 
 
 def comparison(
-    folders: Sequence[Path], view: str, width: int, warn: Callable[[str], None], table: str = TABLE
+    folders: Sequence[Path], width: int, warn: Callable[[str], None], table: str | None = None
 ) -> Comparison:
-    """Return a comparison of all runs under `folders`, for `output.show` or `output.write`.
+    """Return a comparison of all runs under `folders`: mean and std over data seeds; or, by name, a table of the paper.
 
-    `view`: `groups` (mean and std over data seeds), `seeds` (also the picked point of each), `paper` (one of the
-    paper's tables with the runs' results, split where it is wider than `width` characters). `warn` is called for each
-    directory that cannot be read as a run.
+    The latter has the runs' results beside its own, and is split where it is wider than `width` characters. `warn` is
+    called for each directory that cannot be read as a run.
     """
     entries, warnings = read_runs(folders)
     for text in warnings:
         warn(text)
-    if view == "paper":
+    if table is not None:
         return paper_view(group_runs(entries), width, table)
     if not entries:
         raise no_runs(folders, warnings)
-    return group_view(group_runs(entries), seeds=view == "seeds")
+    return group_view(group_runs(entries))
 
 
 # --- runs ---
@@ -96,11 +95,8 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
 # --- groups of runs ---
 
 
-def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
-    """Return one row per group: mean (std) of test over the data seeds, and the paper's number.
-
-    With `seeds`, a further table shows the picked point of each data seed.
-    """
+def group_view(groups: Sequence[Group]) -> Comparison:
+    """Return one row per group: mean (std) of test over the data seeds, and the paper's number."""
     tables = []
     for title, members in groupby(groups, key=lambda g: f"{g.model}, {g.objective}, {g.loss}"):
         same = list(members)
@@ -111,14 +107,12 @@ def group_view(groups: Sequence[Group], seeds: bool) -> Comparison:
             empty.append("chosen")
             table.attrs["left"] = 3
         tables.append(table.drop(columns=empty))
-    if seeds:
-        tables.append(make_table("each seed", [row for group in groups for row in _pick_rows(group)], left=4))
     records = [_group_record(group) for group in groups]
     details = [
         {**record, "seeds": _seed_details(group), "settings": dict(group.settings)}
         for group, record in zip(groups, records, strict=True)
     ]
-    document = {"protocol": PROTOCOL, "unit": UNIT, "paper": paper().source, "groups": details}
+    document = {"protocol": PROTOCOL, "unit": UNIT, "paper": find_table().source, "groups": details}
     return Comparison(tables, _group_notes(groups), records, document)
 
 
@@ -155,22 +149,6 @@ def _differs(values: Sequence[float | None]) -> bool:
     return bool(known) and max(known) > COST_NOISE * min(known)
 
 
-def _pick_rows(group: Group) -> list[dict[str, str]]:
-    """Return the cells of each seed's result at the picked point, by column."""
-    return [
-        {
-            "task": group.task,
-            "shots": format_shots(group.shots, ""),
-            "method": group.label,
-            "picked": group.points[run.point],
-            "seed": run.seeds,
-            "dev": format_mean(group.metric, run.score("dev", group.metric), marked=run.picked_start),
-            "test": format_mean(group.metric, run.score("test", group.metric), marked=run.picked_start),
-        }
-        for run in group.results
-    ]
-
-
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
     """Return notes on runs without a result, grids, what differs from the paper, and what the marks mean."""
     notes = [f"{group.title}: {text}" for group in groups for text in (*group.troubles, *group.edges())]
@@ -180,8 +158,6 @@ def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[st
     for group in groups:
         if 0 < len(group.at_start) < len(group.picks):
             notes.append(f"{group.title}: {MARK} for {len(group.at_start)} of {len(group.picks)} data seeds")
-        if group.verdicts.get("diverged"):
-            notes.append(f"{group.title}: {group.verdicts['diverged']} of {len(group.entries)} runs diverged")
         other = unlike_paper(group) if group.difference is not None else []
         if other:
             notes.append(f"{group.title}: * unlike the paper: {'; '.join(other)}")
@@ -210,7 +186,6 @@ def _group_record(group: Group) -> dict[str, Any]:
         "diverged": group.diverged,
         "chosen": group.chosen,
         "edges": group.edges(),
-        "verdicts": group.verdicts,
         "troubles": group.troubles,
     }
 
@@ -242,7 +217,7 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
 
     A terminal that is too narrow for all tasks gets them in several tables.
     """
-    whole = paper(table)
+    whole = find_table(table)
     sections = list(dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows))
     known = [group for group in groups if group.task in whole.tasks and not group.demo]
     shown = [group for group in known if whole.section(group.model, group.shots) in sections]

@@ -28,7 +28,7 @@ import pandas as pd
 from mezo_cli.console import format_duration, make_console
 from mezo_cli.report.frame import Entry, Point, read_runs
 from mezo_cli.report.groups import Group, group_runs, mean_score
-from mezo_cli.report.output import Comparison, check_output, make_table, show, write
+from mezo_cli.report.output import Comparison, check_output, csv_text, make_table, show, write_output
 from mezo_cli.report.settings import format_mean, leave_out, shown_value
 from mezo_cli.runs.scores import format_score
 
@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path, help="Where the runs are.")
     parser.add_argument("--rates", type=Path, help="A file of --out: compare MeZO and its null at every lr in it.")
     parser.add_argument("--json", action="store_true", help="Print one JSON document instead.")
-    parser.add_argument("--out", type=Path, help="Write a .md, .csv or .json file instead.")
+    parser.add_argument("--out", type=Path, help="Write a .csv file instead.")
     args = parser.parse_args()
     if args.rates is not None:
         table = make_table("MeZO and its null at every lr, paired by seed", rates_table(pd.read_csv(args.rates)))
@@ -355,7 +355,7 @@ def main() -> None:
     view = forwards_view(entries)
     if args.out is not None:
         check_output(args.out)
-        write(view, args.out)
+        write_output(args.out, csv_text(view.records))
     elif args.json:
         print(json.dumps(view.document, indent=2))
     else:

@@ -183,7 +183,7 @@ def test_quiet_prints_the_labels_only(run: Path, loaded: LoadedRun, tmp_path: Pa
         (["--file", "heade.csv"], ["did you mean 'header.csv'?"]),
         (["--text", "a", "--file", "header.csv"], ["--text and --file"]),
         (["--text", ""], ["--text", "a text"]),
-        (["--text", "a", "--out", "x.xls"], ["x.xls", ".jsonl, .json, .csv"]),
+        (["--text", "a", "--out", "x.xls"], ["x.xls", ".jsonl, .csv"]),
         (["--text", "a", "--out", "no/x.csv"], ["no/x.csv"]),
         (["--text", "a", "--checkpoint", "bets"], ["--checkpoint bets"]),
         (["--text", "a", "--checkpoint", "7"], ["holds steps 0 to 6"]),

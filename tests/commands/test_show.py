@@ -59,7 +59,7 @@ def test_json_holds_one_document(run: Path) -> None:
 def test_runs_that_have_not_finished(tmp_path: Path) -> None:
     held = make_curves(tmp_path / "running", ended="running")
     make_run(tmp_path / "failed", ended="no memory")
-    assert "the run is still running: step 40 of 40" in mezo("show", held.path).out.lower()
+    assert "the run is still running at step 40 of 40" in mezo("show", held.path).out.lower()
     assert "! The run failed (no memory)." in mezo("show", tmp_path / "failed").out
 
 

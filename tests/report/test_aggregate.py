@@ -75,7 +75,7 @@ def test_a_diverged_point_is_not_picked_and_a_diverged_seed_counts() -> None:
     low = [run(1e-6, 1, 0.5), run(1e-6, 2, 0.6), run(1e-6, 3, 0.1, "diverged")]
     groups = group_runs([*high, *low])
     assert (groups[0].chosen, groups[0].mean, groups[0].diverged) == (["lr=1e-06"], pytest.approx(0.4), 1)
-    (table,) = group_view(groups, seeds=False).tables
+    (table,) = group_view(groups).tables
     assert (table.chosen[0], table.seeds[0]) == ("lr=1e-06", "3, 1 diverged")
     assert only_group(*high).mean == pytest.approx(0.9)
 

@@ -136,7 +136,7 @@ def test_the_page_of_several_runs(several: str) -> None:
         assert part in text, part
     for part in ("Filled diamonds: test", "Hollow diamonds: the paper's test score"):
         assert part in text, part
-    for part in ("failed (the <b>disk</b> is full)", "The run is still running: step 40 of 40"):
+    for part in ("failed (the <b>disk</b> is full)", "The run is still running at step 40 of 40"):
         assert part in text, part
     assert several.count("<article") == 12
 

@@ -19,7 +19,7 @@ FEW = {"data.shots": 16, "model.tie_embeddings": False}
 
 
 def test_the_table_has_every_number() -> None:
-    table = paper.paper()
+    table = paper.find_table()
     assert [(row.shots, row.label) for row in table.rows] == [
         (0, "zero-shot"),
         *((k, name) for k in (16, 512) for name in ("LP", "MeZO", "MeZO LoRA", "MeZO prefix", "MeZO-Adam", "FT")),
@@ -39,16 +39,16 @@ def test_numbers() -> None:
         ("snli", 16, "MeZO prefix", "71.6 (2.5)"),
         ("sst2", 32, "MeZO", None),
     ):
-        row = paper.paper().row("roberta-large", shots, method, "cross_entropy", task)
+        row = paper.find_table().row("roberta-large", shots, method, "cross_entropy", task)
         assert (None if row is None else row.numbers[task].text) == number
-    rewarded = paper.paper().row("roberta-large", 512, "MeZO", "accuracy", "trec")
+    rewarded = paper.find_table().row("roberta-large", 512, "MeZO", "accuracy", "trec")
     assert rewarded is not None
     assert (rewarded.numbers["trec"].text, rewarded.numbers.get("rte")) == ("68.6", None)
 
 
 def test_the_large_model_table_has_every_number() -> None:
     """The sums of the rows are those of the paper's tables 1, 2 and 3."""
-    table = paper.paper("opt")
+    table = paper.find_table("opt")
     numbers = [[number.mean for number in row.numbers.values()] for row in table.rows]
     assert [len(row) for row in numbers] == [11] * 6 + [1, 11] + [6] * 6
     sums = [586.2, 691.1, 573.3, 763.0, 763.4, 769.9, 78.5, 797.8, 283.0, 400.9, 444.5, 333.5, 406.5, 441.1]
@@ -66,14 +66,14 @@ def test_each_paper_experiment_is_a_row_of_the_table(file: Path) -> None:
     """Nothing about it is unusual, its grid ends where the paper's does, and its head repeats its row."""
     config = build_config([f"experiment=paper/{file.stem}", "task=sst2", "data.shots=16"])
     name, loss, values = method_name(config), config.objective.loss, flatten(config)
-    assert unusual_settings(config, paper.paper().usual_settings(name)) == {}
-    assert {key: values[key] for key in paper.paper().settings(name)} == paper.paper().settings(name)
+    assert unusual_settings(config, paper.find_table().usual_settings(name)) == {}
+    assert {key: values[key] for key in paper.find_table().settings(name)} == paper.find_table().settings(name)
     swept = yaml.safe_load(file.read_text()).get("hydra", {}).get("sweeper", {}).get("params") or {}
-    for key, ends in paper.paper().grid(name).items():
+    for key, ends in paper.find_table().grid(name).items():
         points = [float(value) for value in str(swept.get(key, values[key])).split(",")]
         assert (min(points), max(points)) == (min(ends), max(ends)), key
     head = file.read_text().split("defaults:")[0]
-    rows = [row for row in paper.paper().rows if (row.method, row.loss) == (name, loss)]
+    rows = [row for row in paper.find_table().rows if (row.method, row.loss) == (name, loss)]
     assert rows
     for row in rows:
         (line,) = re.findall(rf"^#   {row.shots} shots +(.*)$" if row.shots else r"^# {10,}(\d.*)$", head, re.M)
@@ -84,7 +84,7 @@ def test_each_paper_experiment_is_a_row_of_the_table(file: Path) -> None:
 def test_a_large_model_experiment_is_a_row_of_its_table(name: str, task: str) -> None:
     """Nothing about it is unusual, and its grid ends where the paper's does, on a task with a grid of its own too."""
     jobs = plan_sweep([f"experiment=paper/opt-13b/{name}", f"task={task}"]).jobs or []
-    config, table = jobs[0].config, paper.paper("opt")
+    config, table = jobs[0].config, paper.find_table("opt")
     method, loss, values = method_name(config), config.objective.loss, flatten(config)
     assert table.row("opt-13b", None, method, loss, task) is not None
     assert unusual_settings(config, table.usual_settings(method)) == {}

@@ -13,7 +13,7 @@ from mezo_cli.commands import compare
 from mezo_cli.report import paper
 from mezo_cli.report.frame import read_runs
 from mezo_cli.report.groups import group_runs
-from mezo_cli.report.output import Comparison, _csv, csv_cell
+from mezo_cli.report.output import csv_text
 from mezo_cli.report.tables import group_view, paper_view
 from tests.command_line import error_line, mezo
 from tests.report.run_directories import SEEDS, make_entry, make_grid, make_run
@@ -42,7 +42,7 @@ def test_the_table(two_methods: Path) -> None:
 
 
 def test_without_a_number_of_the_paper_it_has_no_column() -> None:
-    (table,) = group_view(group_runs([make_entry({"data.name": "demo"})]), seeds=False).tables
+    (table,) = group_view(group_runs([make_entry({"data.name": "demo"})])).tables
     assert "paper" not in table
 
 
@@ -50,9 +50,7 @@ def test_without_a_number_of_the_paper_it_has_no_column() -> None:
 def test_the_tables_fit_the_terminal(width: int, two_methods: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No number is folded, and no line is longer."""
     monkeypatch.setattr(compare, "make_console", lambda: Console(width=width, file=sys.stdout))
-    out = mezo("compare", "--seeds", two_methods).out
-    at = rows(out).index("each seed")
-    assert rows(out)[at + 2 : at + 4] == ["sst2 16 MeZO lr=1e-07 13 90.0 95.0", "sst2 16 MeZO lr=1e-06 21 80.0 90.0"]
+    out = mezo("compare", two_methods).out
     assert max(len(line.rstrip()) for line in out.splitlines()) <= width
     for number in ("90.5 (1.2)", "91.0 (2.0)", "-30.5 *"):
         assert number in out
@@ -65,10 +63,10 @@ def test_the_papers_table_without_runs(tmp_path: Path) -> None:
     said = mezo("compare", "--paper", tmp_path)
     assert said.code == 0, said
     lines = said.out.splitlines()
-    assert lines[0].split() == ["shots", "method", *paper.paper().tasks]
+    assert lines[0].split() == ["shots", "method", *paper.find_table().tasks]
     assert sum(line.strip().startswith("yours") for line in lines) == 14
     assert "64.3 (0.8)?" in said.out
-    assert paper.paper().source in said.out
+    assert paper.find_table().source in said.out
 
 
 def test_own_results_are_below_the_papers_rows() -> None:
@@ -119,31 +117,18 @@ def test_the_large_model_table_has_own_results_picked_by_the_dev_loss() -> None:
 
 
 def test_a_table_that_there_is_not(tmp_path: Path) -> None:
-    refused = mezo("compare", "--paper", "--table", "otp", tmp_path)
+    refused = mezo("compare", "--table", "otp", tmp_path)
     assert error_line(refused) == "error: --table otp: allowed are roberta, opt (did you mean 'opt'?)\n"
-    assert error_line(mezo("compare", "--table", "opt", tmp_path)) == "error: --table opt: only --paper has tables\n"
 
 
 # --- files ---
 
 
-def test_markdown(two_methods: Path, tmp_path: Path) -> None:
-    said = mezo("compare", two_methods, "--out", tmp_path / "t.md")
-    assert (said.code, said.out) == (0, f"wrote {tmp_path / 't.md'}\n")
-    text = (tmp_path / "t.md").read_text().splitlines()
-    assert text[0] == "**roberta-large, mlm, cross\\_entropy**"
-    assert text[2:5] == [
-        "| task | shots | method | chosen | steps | seeds | dev | test | paper | diff |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
-        "| sst2 | 16 | MeZO | lr=1e-06 or lr=1e-07 | 100000 | 5 | 82.0 | 91.0 (2.0) | 90.5 (1.2) | +0.5 |",
-    ]
-    assert any("seed 21 failed (the disk \\| is full)" in line for line in text)
-
-
 def test_a_cell_that_a_spreadsheet_would_run_is_quoted() -> None:
-    values = ["=1", "+1", "-1", "@a", "\t=1", "\r=1", "a=1", -1.5]
-    assert [csv_cell(value) for value in values] == ["'=1", "'+1", "'-1", "'@a", "'\t=1", "'\r=1", "a=1", -1.5]
-    assert _csv(Comparison([], records=[{"task": "=1", "lr": -1.5}])) == "task,lr\n'=1,-1.5\n"
+    values = ["=1", "+1", "-1", "@a", "\t=1", "a=1", -1.5]
+    assert csv_text([{"cell": value} for value in values]).split("\n") == [
+        *("cell", "'=1", "'+1", "'-1", "'@a", "'\t=1", "a=1", "-1.5", "")
+    ]
 
 
 def test_csv(two_methods: Path, tmp_path: Path) -> None:
@@ -172,7 +157,7 @@ def test_json(two_methods: Path) -> None:
 def test_a_file_is_written_completely_or_not(
     two_methods: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "t.md"
+    out = tmp_path / "t.csv"
     out.write_text("the old one")
 
     def full(*_: object) -> None:
@@ -182,7 +167,7 @@ def test_a_file_is_written_completely_or_not(
     result = mezo("compare", two_methods, "--out", out)
     assert result.code == 1
     assert f"--out {out}" in result.err
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "the old one")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.csv", "the old one")]
 
 
 def test_what_a_step_costs_is_shown_where_it_differs(tmp_path: Path) -> None:
@@ -190,6 +175,6 @@ def test_what_a_step_costs_is_shown_where_it_differs(tmp_path: Path) -> None:
         run = make_run(tmp_path / name, {"optimizer.name": name}, grads=[0.1] * 100)
         run.write_summary({**run.read_summary(), "seconds": 50.0, "peak_memory_bytes": peak * 1e9})
     entries, _ = read_runs([tmp_path])
-    (table,) = group_view(group_runs(entries), seeds=False).tables
+    (table,) = group_view(group_runs(entries)).tables
     assert sorted(table["peak GB"]) == ["1", "1.1", "2.5"]
     assert "s/step" not in table
