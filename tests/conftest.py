@@ -17,7 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no network; the hub tests start 
 
 import pytest
 
-MISSING = [name for name in ("tensorboard", "wandb") if importlib.util.find_spec(name) is None]
+MISSING = [name for name in ("tensorboard", "wandb", "trackio") if importlib.util.find_spec(name) is None]
 collect_ignore = ["training/test_loggers.py"] if MISSING else []
 
 

@@ -144,6 +144,6 @@ NOISES = Registry(
 LOGGERS = Registry(
     "logger",
     _of("training.loggers.tensorboard", tensorboard="TensorBoardLogger")
-    | _of("training.loggers.wandb", wandb="WandbLogger"),
+    | _of("training.loggers.trackers", wandb="WandbLogger", trackio="TrackioLogger"),
     "mezo.loggers",
 )

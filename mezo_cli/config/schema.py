@@ -356,7 +356,7 @@ class LoggerConfig(Settings):
     """The loggers that receive the scalars, besides metrics.jsonl."""
 
     names: list[LoggerName] = Field([], description="the loggers, chosen by `logger=`, several by `logger=[one,two]`")
-    project: Text = Field("mezo", description="the project's name in Weights & Biases")
+    project: Text = Field("mezo", description="the project's name in Weights & Biases and Trackio")
     tags: list[Entry] = Field([], description="tags of the run, besides its task, method, model and data")
 
 

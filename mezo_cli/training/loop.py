@@ -81,8 +81,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
                 figures = session.objective.step_scalars(session.optimizer.count_forwards)
                 check_finite(config, run, step + 1, result)
                 run_log.record(session, result, figures)
-                if engine is not None:
-                    engine.update(session.optimizer, step, result)
+                engine.update(session.optimizer, step, result)
                 if session.loaded.device.type == "cpu":
                     system.trim_malloc()
                 progress.report_step(step + 1, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
@@ -95,16 +94,13 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
                 stop_early(stop_reason, session, scores, progress)
         run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = run_log.seconds()
-        if engine is not None:
-            engine.check_weights(session.params)
+        engine.check_weights(session.params)
         if scores.best != run_log.step:
-            if engine is not None:
-                engine.release()
+            engine.release()
             del session
             gc.collect()
             session = restore.load_step(config, run, scores.best)
-            if engine is not None:
-                engine.serve(session, train)
+            engine.serve(session, train)
         return finish(session, scores, divergence, texts, seconds)
 
 

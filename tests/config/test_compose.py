@@ -137,7 +137,7 @@ def test_several_loggers_are_chosen_by_a_list(tmp_path: Path) -> None:
     (tmp_path / "logger").mkdir()
     (tmp_path / "logger" / "old.yaml").write_text("names: [wandb]\nproject: old\n")
     for words, names, project in [
-        (["logger=[tensorboard,wandb]", "logger.names=[wandb]"], ["wandb"], "mezo"),
+        (["logger=[tensorboard,trackio]", "logger.names=[wandb]"], ["wandb"], "mezo"),
         (["logger=old"], ["wandb"], "old"),
     ]:
         logger = build_config([*words, "model=demo", "data=demo"], str(tmp_path)).logger

@@ -1,7 +1,9 @@
-"""Loggers receive what metrics.jsonl has: TensorBoard and W&B as they are installed, read back from disk."""
+"""Loggers receive what metrics.jsonl has: TensorBoard, W&B and Trackio as they are installed, read back from disk."""
 
+import json
 import logging
 import signal
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,11 +67,6 @@ def scalars(run: Path) -> list[tuple[str, int, float]]:
     found = events(run)
     tags = [tag for tag in found.Tags()["scalars"] if not tag.startswith("final/")]
     return sorted((tag, event.step, event.value) for tag in tags for event in found.Scalars(tag))
-
-
-def count_losses(run: Path) -> int:
-    """Return how many training losses TensorBoard has: 0 as long as it has no folder."""
-    return sum(tag == "train/loss" for tag, _, _ in scalars(run)) if (run / "tensorboard").is_dir() else 0
 
 
 def logged_scalars(run: Path) -> list[tuple[str, int, float]]:
@@ -164,27 +161,74 @@ def test_wandb_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing in the home directory
 
 
+# --- trackio ---
+
+
+def rows(run: Path, query: str) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(run / "trackio" / "mezo.db") as database:
+        return database.execute(query).fetchall()
+
+
+def count_rows(run: Path) -> int:
+    """Return how many rows Trackio has written: 0 as long as it has no table."""
+    try:
+        return int(rows(run, "SELECT COUNT(*) FROM metrics")[0][0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "someone/elses")  # nothing is sent
+    run, config = a_run(tmp_path / "run", "trackio")
+    give(run, config, range(1, 6), FAILED)
+    names = {name for (name,) in rows(run.path, "SELECT DISTINCT run_name FROM metrics")}
+    assert names == {f"run-{run.info()['logged_as']['id'][:6]}"}
+    found = [(step, json.loads(values)) for step, values in rows(run.path, "SELECT step, metrics FROM metrics")]
+    assert found == [(step, {"train/loss": 1 / step}) for step in range(1, 6)]
+    ((stored,),) = rows(run.path, "SELECT config FROM configs")
+    assert json.loads(stored)["tags"] == ["sst2", "mlm", "mezo", "demo", "mine"]
+    assert json.loads(stored)["optimizer"]["eps"] == 1e-3
+    assert rows(run.path, "SELECT title, text, level, step FROM alerts") == [("run failed", FAILED.error, "error", 5)]
+
+
+@pytest.mark.slow
+def test_trackio_goes_on_after_a_resume(tmp_path: Path) -> None:
+    run, config = a_run(tmp_path / "run", "trackio")
+    give(run, config, range(1, 6), STOPPED)
+    moved = tmp_path / "moved"
+    run.path.rename(moved)
+    give(Run(moved), config, range(4, 9), FINISHED, resumed_at=3, logged=5)
+    found = rows(moved, "SELECT step, metrics FROM metrics ORDER BY id")
+    assert [step for step, _ in found] == [*range(1, 9), 8]
+    assert json.loads(found[-1][1]) == {"final/test_accuracy": 0.75}
+    assert len(rows(moved, "SELECT DISTINCT run_id FROM metrics")) == 1
+    assert rows(moved, "SELECT title, level FROM alerts") == [("run interrupted", "warn")]
+
+
 # --- all at once, from the command line ---
 
 
 @pytest.mark.slow
-def test_two_at_once_and_nothing_outside_their_folders(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_three_at_once_and_nothing_outside_their_folders(roberta: Path, movies: Path, tmp_path: Path) -> None:
     run, home = tmp_path / "run", tmp_path / "home"
     home.mkdir()
-    words = small(roberta, movies, run, "logger=[tensorboard,wandb]", "log_every=1")
+    words = small(roberta, movies, run, "logger=[tensorboard,wandb,trackio]", "log_every=1")
     process = start("train", *words, cwd=tmp_path, HOME=str(home))
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, out + err
     assert "left out" not in out
     assert "wandb  offline; send it by: wandb sync" in out
-    assert read_config(run / "config.yaml").logger.names == ["tensorboard", "wandb"]
+    assert read_config(run / "config.yaml").logger.names == ["tensorboard", "wandb", "trackio"]
     losses = [value for tag, _, value in scalars(run) if tag == "train/loss"]
     (offline,) = read_offline_runs(run / "wandb")
     assert [row["train/loss"] for step, row in offline.history.items() if step] == pytest.approx(losses)
+    kept = [json.loads(values) for (values,) in rows(run, "SELECT metrics FROM metrics")]
+    assert [row["train/loss"] for row in kept if "train/loss" in row] == pytest.approx(losses)
     assert offline.exit_code == 0
     assert [path for path in home.rglob("*") if path.is_file()] == []
     assert sorted(path.name for path in run.iterdir() if path.is_dir() and path.name != "checkpoints") == [
         "tensorboard",
+        "trackio",
         "wandb",
     ]
 
@@ -195,10 +239,10 @@ def test_a_run_that_is_stopped_keeps_its_scalars(
     number: int, status: int, roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    words = ["steps=100000", "log_every=1", "eval_every=0", "optimizer.lr=1e-6", "logger=[wandb,tensorboard]"]
+    words = ["steps=100000", "log_every=1", "eval_every=0", "optimizer.lr=1e-6", "logger=[wandb,trackio]"]
     process = start("train", *small(roberta, movies, run, *words), cwd=tmp_path)
     deadline = time.monotonic() + 300
-    while (before := count_losses(run)) < 9:
+    while (before := count_rows(run)) < 9:  # Trackio writes from a thread of its own
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.2)
@@ -208,7 +252,7 @@ def test_a_run_that_is_stopped_keeps_its_scalars(
         (wandb_run,) = read_offline_runs(run / "wandb")
         assert wandb_run.exit_code == 255
         assert len(wandb_run.history) > 5
-    assert count_losses(run) >= before
+    assert count_rows(run) >= before
 
 
 # --- a logger of another package, and loggers that fail ---
