@@ -15,30 +15,25 @@ def coordinates(name: str) -> np.ndarray:
     return np.stack([np.full((rows, columns), list(SHAPES).index(name) + 1), row, column])
 
 
-def test_a_fused_tensor_is_cut_into_the_rows_of_its_tensors() -> None:
-    fused = np.concatenate([coordinates("q")[:, 2:], coordinates("k")[:, 1:]], axis=1)  # the second of two shards
-    assert find_blocks(*fused) == [Block(0, 2, 0, 2, 6, 0, 0), Block(1, 1, 0, 1, 6, 2, 0)]
+PADDED = np.concatenate([coordinates("q"), np.zeros((3, 4, 6), dtype=int)], axis=1)
+FUSED = np.concatenate([coordinates("q")[:, 2:], coordinates("k")[:, 1:]], axis=1)  # the second of two shards
+BIASES = np.concatenate([coordinates("bias")[:, :, 2:], coordinates("bias")[:, :, :1]], axis=2)
 
 
-def test_a_shard_of_columns_is_one_block() -> None:
-    assert find_blocks(*coordinates("out")[:, :, 2:]) == [Block(2, 0, 2, 6, 2, 0, 0)]
-
-
-def test_padding_belongs_to_no_tensor() -> None:
-    padded = np.zeros((3, 8, 6), dtype=int)
-    padded[:, :4] = coordinates("q")
-    assert find_blocks(*padded) == [Block(0, 0, 0, 4, 6, 0, 0)]
-    assert find_blocks(*np.zeros((3, 4, 4), dtype=int)) == []
-
-
-def test_vectors_side_by_side_are_blocks_of_one_row() -> None:
-    both = np.concatenate([coordinates("bias")[:, :, 2:], coordinates("bias")[:, :, :1]], axis=2)
-    assert find_blocks(*both) == [Block(3, 0, 2, 1, 2, 0, 0), Block(3, 0, 0, 1, 1, 0, 2)]
-
-
-def test_neighbouring_rows_of_different_places_are_not_joined() -> None:
-    swapped = coordinates("q")[:, [2, 3, 0, 1]]
-    assert find_blocks(*swapped) == [Block(0, 2, 0, 2, 6, 0, 0), Block(0, 0, 0, 2, 6, 2, 0)]
+@pytest.mark.parametrize(
+    ("local", "blocks"),
+    [
+        pytest.param(FUSED, [Block(0, 2, 0, 2, 6, 0, 0), Block(1, 1, 0, 1, 6, 2, 0)], id="rows of two tensors"),
+        pytest.param(coordinates("out")[:, :, 2:], [Block(2, 0, 2, 6, 2, 0, 0)], id="columns"),
+        pytest.param(PADDED, [Block(0, 0, 0, 4, 6, 0, 0)], id="padding, of no tensor"),
+        pytest.param(BIASES, [Block(3, 0, 2, 1, 2, 0, 0), Block(3, 0, 0, 1, 1, 0, 2)], id="vectors"),
+        pytest.param(
+            coordinates("q")[:, [2, 3, 0, 1]], [Block(0, 2, 0, 2, 6, 0, 0), Block(0, 0, 0, 2, 6, 2, 0)], id="swapped"
+        ),
+    ],
+)
+def test_the_blocks_of_a_local_tensor(local: np.ndarray, blocks: list[Block]) -> None:
+    assert find_blocks(*local) == blocks
 
 
 def test_a_transposed_tensor_is_refused() -> None:

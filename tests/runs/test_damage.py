@@ -88,13 +88,6 @@ def test_lost_predictions_are_noticed(run: Run, kept: list[int]) -> None:
         run.predictions()
 
 
-@pytest.mark.parametrize("text", ["steps: 4\n", ""])
-def test_an_edited_config_is_reported(run: Run, text: str) -> None:
-    (run.path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"config\.yaml is damaged or was edited"):
-        Run.open(run.path)
-
-
 @pytest.mark.parametrize("found", [None, 2])
 def test_a_run_of_another_format_is_refused_and_left_out_of_lists_by_name(run: Run, found: int | None) -> None:
     """A version before 1.0 wrote no format."""

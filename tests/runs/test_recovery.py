@@ -115,11 +115,7 @@ def test_a_part_of_a_record_at_the_end_is_left_out_but_in_a_finished_run(run: Ru
         run.read_trajectory()
 
 
-def test_a_file_that_ends_earlier_decides(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    data = run.trajectory.read_bytes()
-    run.trajectory.write_bytes(data[: -4 * RECORD])
-    assert find(run, caplog)[0] == 9
-    run.trajectory.write_bytes(data)
+def test_without_lines_it_begins_anew(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     (run.path / "metrics.jsonl").unlink()
     step, said = find(run, caplog)
     assert step == 0

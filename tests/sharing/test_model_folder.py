@@ -28,7 +28,7 @@ from mezo_cli.sharing.model_folder import EXAMPLE, pipeline_task, write_model_fo
 from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
-from tests.command_line import environment, error_line, mezo, small
+from tests.command_line import environment, error_line, mezo
 from tests.hub_server import Hub
 
 PAIR = [
@@ -149,21 +149,6 @@ def test_the_card_says_what_no_pipeline_loads(roberta: Path, tmp_path: Path) -> 
     card = (tmp_path / "prefix" / "README.md").read_text()
     assert "`transformers.pipeline` cannot load this folder" in card
     assert "pipeline_tag" not in yaml.safe_load(card.split("---")[1])
-
-
-@pytest.mark.slow  # a process of its own
-def test_an_exported_lora_in_a_process_without_mezo_and_network(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    assert mezo("train", *small(roberta, movies, run, "peft=lora", "optimizer.lr=0.1")).code == 0
-    assert mezo("export", run, "--checkpoint", "last", "--out", out).code == 0
-    assert not (out / "adapter_config.json").exists()
-    (one,) = load(run, "last").predict([EXAMPLE])
-    env = {key: value for key, value in environment().items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-    (tmp_path / "elsewhere").mkdir()
-    command = [sys.executable, "-c", code_of(out)]
-    done = subprocess.run(command, cwd=tmp_path / "elsewhere", env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert ast.literal_eval(done.stdout) == pytest.approx(one.probabilities, abs=1e-5)
 
 
 @pytest.mark.slow  # a process of its own
