@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import AutoModelForCausalLM
 
@@ -69,33 +69,6 @@ def apply(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
         if buffer is not None:
             module._buffers[name] = function(buffer)
     return module
-
-
-def provoke_waits() -> dict[str, Any]:
-    """Return what the counter says of operations that make the host wait, and of copies: name -> (waits, copies)."""
-    found, x = {}, torch.zeros(4, device=DEVICE)
-    works: dict[str, Callable[[], Any]] = {
-        "item": x.sum().item,
-        "bool": lambda: bool(x.any()),
-        "tolist": lambda: x.tolist(),
-        "nonzero": x.nonzero,
-        "unique": x.unique,
-        "boolean index": lambda: x[x > 0],
-        "boolean assignment": lambda: x.__setitem__(x > 0, x),
-        "to cpu": x.cpu,
-        "blocking copy": lambda: torch.zeros(4).to(DEVICE),
-        "tensor on the device": lambda: torch.tensor([1, 2], device=DEVICE),
-        "number on the device": lambda: torch.tensor(1.0, device=DEVICE),
-        "index of the cpu": lambda: x[torch.tensor([0, 1])],
-        "number of the cpu": lambda: torch.where(x > 0, x, torch.tensor(1.0)),
-        "copy": lambda: torch.zeros(4).to(DEVICE, non_blocking=True),
-        "arithmetic": lambda: (x + 1)[torch.zeros(2, dtype=torch.long, device=DEVICE)],
-    }
-    for name, work in works.items():
-        with HostWaits(made_up) as host, contextlib.suppress(DynamicOutputShapeException):
-            work()
-        found[name] = [host.waits, host.copies]
-    return found
 
 
 @contextlib.contextmanager
@@ -154,16 +127,10 @@ def complete_prompts(folder: Path) -> dict[str, Any]:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Run the cases and print a line for each; the case `control` provokes what the others must not do."""
+    """Run the cases and print a line for each."""
     for name in names:
         try:
-            if name == "control":
-                with fake_device():
-                    result = provoke_waits()
-            elif name == "generation":
-                result = complete_prompts(folder)
-            else:
-                result = run_case(name, folder)
+            result = complete_prompts(folder) if name == "generation" else run_case(name, folder)
         except Exception:
             result = {"error": traceback.format_exc()}
         print(json.dumps({"case": name, **result}), flush=True)

@@ -276,8 +276,11 @@ class Conformance:
             assert same(ends[0], ends[1]), config
             assert same(ends[0], ends[2]), f"{config}: params.decay is not used, or not each step's lr wd"
 
-    def test_what_it_returns_fits_a_record(self) -> None:
-        """The scalars of a step are float32, at most `directions` of them; in its line `loss` is first, `lr` last."""
+    def test_what_it_returns_fits_a_record_and_its_cost_is_counted(self) -> None:
+        """The scalars of a step are float32, at most `directions` of them; in its line `loss` is first, `lr` last.
+
+        `count_forwards` returns what the steps cost.
+        """
         for config in self.configs():
             trial = self.trial(config)
             optimizer, problem = trial.optimizer, trial.problem
@@ -288,6 +291,8 @@ class Conformance:
                 assert all(to_float32(value) == value for value in (*result.recorded, result.lr))
                 number = optimizer.samples(step) if optimizer.replayable else 0
                 assert len(result.recorded) == number <= zeroth_order(config).directions
+            backwards = STEPS if config.needs_backward else 0
+            assert optimizer.count_forwards(STEPS) == {"forwards": problem.calls, "backwards": backwards}
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_a_loss_that_is_not_finite_leaves_weights_and_state(self, value: float) -> None:
@@ -304,14 +309,6 @@ class Conformance:
             assert same(problem.weights(), before), config
             assert trial.train(2, 4) == undisturbed.train(0, 4)[2:], config
             assert same(problem.weights(), undisturbed.problem.weights()), config
-
-    def test_forwards_and_backwards_are_counted(self) -> None:
-        """`count_forwards` returns what a run costs."""
-        for config in self.configs():
-            trial = self.trial(config)
-            trial.train(0, STEPS)
-            backwards = STEPS if trial.config.needs_backward else 0
-            assert trial.optimizer.count_forwards(STEPS) == {"forwards": trial.problem.calls, "backwards": backwards}
 
     def test_no_global_generator_is_used(self) -> None:
         """Steps neither read nor advance the generators of torch, NumPy and Python."""
@@ -344,13 +341,9 @@ class Conformance:
 
     # --- helpers ---
 
-    def default_config(self) -> OptimizerConfig:
-        """Return the config that `optimizer=NAME` gives."""
-        return build_config([f"optimizer={self.name}"], self.config_dir).optimizer
-
     def few_members(self) -> OptimizerConfig:
         """Return the config that `optimizer=NAME` gives, with few members if it has a population."""
-        return self.default_config().replace(**self.members())
+        return build_config([f"optimizer={self.name}"], self.config_dir).optimizer.replace(**self.members())
 
     def members(self) -> dict[str, Any]:
         """Return the setting by which a population is small; nothing for an optimizer without one."""

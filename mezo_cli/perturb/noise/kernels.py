@@ -92,9 +92,6 @@ class SmallTensors:
         self._made: OrderedDict[Hashable, Tensor] = OrderedDict()  # the least recently used one first
         self._of_pass: set[Hashable] = set()
 
-    def __len__(self) -> int:
-        return len(self._made)
-
     def begin_pass(self) -> None:
         """Let tensors that were used before now be overwritten."""
         self._of_pass.clear()
