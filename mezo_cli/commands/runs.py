@@ -14,7 +14,7 @@ from mezo_cli.config.explain import key_owners
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
 from mezo_cli.report.frame import Entry, read_entry
-from mezo_cli.report.settings import differing_keys, fill, format_value
+from mezo_cli.report.settings import differing_keys, format_value
 from mezo_cli.report.tables import run_rows
 from mezo_cli.runs import Run, find_runs
 from mezo_cli.runs.scores import MARK, NOTE
@@ -53,7 +53,7 @@ def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quie
     if order is not None:
         listed.sort(key=order)
     if as_json:
-        keys = differing_keys(fill([one.run.settings for one in listed if one.run is not None]))
+        keys = differing_keys([one.run.settings for one in listed if one.run is not None])
         own = [None if one.run is None else {key: one.run.settings.get(key) for key in keys} for one in listed]
         document = [{**one.record, "settings": settings} for one, settings in zip(listed, own, strict=True)]
         print_line(json.dumps(document, indent=2))

@@ -21,7 +21,6 @@ from mezo_cli.report.paper import paper_of
 from mezo_cli.report.settings import (
     default_settings,
     differing_keys,
-    fill,
     format_setting,
     format_value,
     is_zero_shot,
@@ -249,7 +248,7 @@ def _distinguish(groups: Sequence[Group]) -> None:
         look = (group.task, group.shots, group.model, group.objective, group.loss, group.label, group.steps)
         alike[look].append(group)
     for same in alike.values():
-        keys = sorted(differing_keys(fill([group.settings for group in same])))
+        keys = sorted(differing_keys([group.settings for group in same]))
         for group in same:
             group.distinguishing = keys
     names = Counter((group.task, group.shots, group.label) for group in groups)

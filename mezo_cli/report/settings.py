@@ -158,16 +158,10 @@ def choice_values(group: str, name: str) -> Mapping[str, Any]:
 # --- differences between runs ---
 
 
-def fill(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings of runs, by dotted key, each with the keys of all: None where a run has not a key."""
-    missing = dict.fromkeys(key for run in runs for key in run)
-    return [{**missing, **run} for run in runs]
-
-
 def differing_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys whose values are not the same in all runs, in the order of config.yaml."""
-    keys = list(runs[0]) if runs else []
-    return [key for key in keys if any(run.get(key) != runs[0][key] for run in runs)]
+    """Return the keys whose values are not the same in all runs: None where a run has not the key."""
+    keys = dict.fromkeys(key for run in runs for key in run)
+    return [key for key in keys if any(run.get(key) != runs[0].get(key) for run in runs)]
 
 
 def telling_keys(runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
@@ -179,10 +173,10 @@ def telling_keys(runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list
 
     def follows(key: str) -> bool:
         name = f"{key.partition('.')[0]}.name"
-        pairs = {(str(run[name]), str(run[key])) for run in runs} if name in keys and name != key else ()
+        pairs = {(str(run.get(name)), str(run.get(key))) for run in runs} if name in keys and name != key else ()
         return len(pairs) == len({choice for choice, _ in pairs}) > 0
 
-    told = [key for key in keys if not (TWINS.get(key) and all(run[key] == run[TWINS[key]] for run in runs))]
+    told = [key for key in keys if not (TWINS.get(key) and all(run.get(key) == run.get(TWINS[key]) for run in runs))]
     if "model.path" in told and "model.name" in told:
         told.remove("model.name")
     return [key for key in told if key in GRID or not follows(key)]

@@ -14,7 +14,6 @@ from mezo_cli.report.paper import TABLE, Number, Paper, Row, find_table
 from mezo_cli.report.settings import (
     WITHOUT_EFFECT,
     differing_keys,
-    fill,
     format_mean,
     format_value,
     matches,
@@ -68,11 +67,11 @@ def comparison(
 
 def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
     """Return the cells of each run by column: what it was, the settings in which the runs differ, what it came to."""
-    filled = fill([run.settings for run in runs])
-    differing = differing_keys(filled)
+    settings = [run.settings for run in runs]
+    differing = differing_keys(settings)
     keys = [key for key in differing if not matches(key, WITHOUT_EFFECT)] or differing
-    own, rows = [key for key in telling_keys(filled, keys) if key not in OF_COLUMNS], []
-    for run, settings in zip(runs, filled, strict=True):
+    own, rows = [key for key in telling_keys(settings, keys) if key not in OF_COLUMNS], []
+    for run in runs:
         config, objective = run.config, [run.config.objective.name, run.config.objective.loss]
         row = {
             "run": run.location,
@@ -83,7 +82,7 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
             "model": run.model,
             "metric": run.metric,
             "seed": str(config.seed),
-            **{short_name(key): format_value(settings[key]) for key in own},
+            **{short_name(key): format_value(run.settings.get(key)) for key in own},
             "step": f"{run.steps_done}/{config.steps}",
         }
         for split in ("dev", "test"):

@@ -207,15 +207,6 @@ def test_no_text_on_standard_input(run: Path, monkeypatch: pytest.MonkeyPatch) -
             assert not more or result.out == ""
 
 
-def test_runs_that_cannot_be_used(run: Path, tmp_path: Path) -> None:
-    assert "no such run directory (did you mean 'run'?)" in error_line(
-        mezo("predict", run.parent / "ru", "--text", "a")
-    )
-    assert "holds no run" in error_line(mezo("predict", tmp_path, "--text", "a"))
-    line = error_line(mezo("predict", run / "checkpoints" / "best", "--checkpoint", "3", "--text", "a"))
-    assert "is the checkpoint 'best'" in line
-
-
 # --- completions ---
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +52,6 @@ def test_the_step_is_the_last_that_was_recorded(tmp_path: Path) -> None:
     interrupted(tmp_path / "run")
     assert rows(mezo("runs", tmp_path))["run"][-3:] == ["7/12", "70.0", "-"]  # the best so far
     assert "for 7 of 12 steps" in " ".join(mezo("show", tmp_path / "run").out.split())
-
-
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "config edited": (lambda run: (run / "config.yaml").write_text("steps: 2\n"), "config.yaml"),
-    "summary deleted": (lambda run: (run / "summary.json").unlink(), "summary.json"),
-    "run.json deleted": (lambda run: (run / "run.json").unlink(), "run.json"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_finished_run_is_named(name: str, tmp_path: Path) -> None:
-    damage, file = DAMAGES[name]
-    for run in ("sound", "torn"):
-        make_run(tmp_path / run, DEMO)
-    damage(tmp_path / "torn")
-    result = mezo("runs", tmp_path)
-    assert rows(result)["torn"] == ["damaged"]
-    assert rows(result)["sound"][0] == "finished"
-    (line,) = (line for line in result.out.splitlines() if line.startswith("torn: "))
-    assert f"torn/{file}" in line
 
 
 # --- order, formats ---

@@ -112,7 +112,6 @@ def luminance(colour: str) -> float:
 
 
 def test_runs_are_named_by_what_differs_and_stand_in_one_table(several: str) -> None:
-    assert "optimizer.lr" not in re.findall(r"<button>(.*?)</button>", several)
     columns = re.findall(r"<button>(.*?)</button>", several)
     assert columns[:2] == ["run", "status"]
     assert {"lr", "eps", "seed", "step", "dev", "test"} <= set(columns)
@@ -180,11 +179,8 @@ def test_mistakes_end_in_one_line(root: Path, tmp_path: Path, tmp_path_factory: 
     (bare / "metrics.jsonl").unlink()
     for words, text in (
         ([root], "give --out FILE.html"),
-        ([root, "--out", tmp_path / "page.htm"], "allowed are .html (did you mean '.html'?)"),
         ([root, "--out", tmp_path / "no" / "page.html"], "there is no folder"),
-        ([root, "--out", root / "running" / "page.html"], "is a run directory"),
         ([root, "--figure", tmp_path / "figure.gif"], "allowed are .svg, .pdf, .png"),
-        ([tmp_path / "nothing", "--out", tmp_path / "page.html"], "no such folder"),
         ([tmp_path, "--out", tmp_path / "page.html"], "no runs under"),
         ([bare, "--out", tmp_path / "page.html", "--figure", tmp_path / "figure.svg"], "nothing to draw"),
     ):
