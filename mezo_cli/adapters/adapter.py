@@ -11,7 +11,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
 
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import ModelConfig, PeftConfig
@@ -40,8 +39,10 @@ class Adapter:
 
     def save(self, folder: Path) -> None:
         """Write the adapter alone, in the layout that `peft` loads, into a folder that is made."""
+        from peft import get_peft_model_state_dict
+
         folder.mkdir(parents=True, exist_ok=True)
-        state = {**self._state(), **row_factors(self.peft)}
+        state = {**get_peft_model_state_dict(self.peft, save_embedding_layers=False), **row_factors(self.peft)}
         copies = {name: value.detach().cpu().clone() for name, value in state.items()}  # safetensors refuses tied ones
         base = self.base if self.quantized == "none" else f"{self.base} {self.quantized}"
         # One entry: safetensors writes several in an order that changes from run to run.
@@ -54,15 +55,9 @@ class Adapter:
             settings.modules_to_save = list(dict.fromkeys(settings.modules_to_save))  # peft adds its own to them
         settings.save_pretrained(folder)
 
-    def _state(self) -> dict[str, Tensor]:
-        from peft import get_peft_model_state_dict
-
-        state: dict[str, Tensor] = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
-        return state
-
     def load(self, folder: Path) -> None:
         """Load the tensors of a saved adapter."""
-        from peft import set_peft_model_state_dict
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         path = folder / WEIGHTS
         stored, metadata = read_tensors(path)
@@ -73,7 +68,8 @@ class Adapter:
         if base != self.base:
             raise UserError(f"{path} was trained on other base weights than these: model.path has changed")
         factors = row_factors(self.peft)
-        wanted = {name: v.shape for name, v in {**self._state(), **factors}.items()}
+        state = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
+        wanted = {name: v.shape for name, v in {**state, **factors}.items()}
         if {name: value.shape for name, value in stored.items()} != wanted:
             raise UserError(f"{path} does not hold the tensors of this adapter: the run's settings have changed")
         with torch.no_grad():

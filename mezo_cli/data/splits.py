@@ -20,7 +20,7 @@ from mezo_cli.data import fewshot
 from mezo_cli.data.sources import open_other_tests, open_source
 from mezo_cli.data.table import Source, TaskRows
 from mezo_cli.errors import UserError, join
-from mezo_cli.runs.atomic import write_error, write_file, write_folder
+from mezo_cli.runs.atomic import write_folder
 
 log = logging.getLogger("mezo")
 
@@ -202,7 +202,7 @@ def _rare_classes(task: TaskConfig, name: str, rows: TaskRows, shots: int | None
 def export(
     task: TaskConfig, data: DataConfig, seed: int, out: Path, warn: Callable[[str], None] = log.warning
 ) -> list[Path]:
-    """Write the train, dev and test rows into the folder `out` and return the files.
+    """Write the train, dev and test rows into the folder `out`, new or empty, and return the files.
 
     Few-shot splits are the published code's files byte for byte. The rows are those that `load` returns. Classes with
     too few rows are no error here: they are written, and `warn` is called with each note. A .tsv source keeps its lines
@@ -222,34 +222,13 @@ def export(
             parts[f"{test_stem.partition('_')[0]}_{name}"] = rows.take(limit(kept, data.eval_limit))
     tables = {stem: rows.table for stem, rows in parts.items() if rows is not None}
     contents = {stem + table.suffix: table.export().encode() for stem, table in tables.items()}
-    _check_output(out, contents)
-    if out.is_dir() and any(out.iterdir()):
-        try:
-            for name, content in contents.items():
-                write_file(out / name, content)
-        except OSError as error:
-            raise write_error(f"--export {out}", error) from error
-    else:
 
-        def write(folder: Path) -> None:
-            for name, content in contents.items():
-                (folder / name).write_bytes(content)
+    def write(folder: Path) -> None:
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
 
-        write_folder(out, write, "--export")
+    write_folder(out, write, "--export")
     return [out / name for name in contents]
-
-
-def _check_output(out: Path, contents: dict[str, bytes]) -> None:
-    """Check that no file is overwritten with other content and that the folder holds no other splits."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UserError(f"--export {out}: this is a file; a folder is needed")
-    stems = {Path(name).stem for name in contents}
-    existing = [p for p in sorted(out.iterdir()) if p.stem in stems or p.name in contents]
-    other = [p.name for p in existing if not p.is_file() or contents.get(p.name) != p.read_bytes()]
-    if other:
-        raise UserError(f"--export {out}: {join(other)} already exists with other content; choose another folder")
 
 
 # --- what is in the splits ---

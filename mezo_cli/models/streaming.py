@@ -8,7 +8,6 @@ those of the layer that comes next are asked for meanwhile.
 
 import hashlib
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -89,15 +88,6 @@ class StreamedLayers:
             yield
         finally:
             self._held = before
-
-    def time_reading(self, number: int) -> float:
-        """Return the seconds that a layer takes to be read from the disk, which is not in the system's memory then."""
-        self._end(number)
-        start = time.perf_counter()
-        for _, file, offset, size in self._extents[number]:
-            for begin in range(0, size, CHUNK):
-                os.pread(file, min(CHUNK, size - begin), offset + begin)
-        return time.perf_counter() - start
 
     def _begin(self, number: int) -> None:
         """Ask for the layer after this one; the last one is followed by the first that does not stay in memory."""

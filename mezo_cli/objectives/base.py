@@ -180,8 +180,9 @@ class Objective:
             records += [record for _, of_rows in measured for record in of_rows]
             report(min(len(rows), (done * ranks.size + ranks.rank + 1) * size))
         sizes = list(map(len, shares))
-        of_all = ranks.gather_parts(torch.cat(values)[: sizes[ranks.rank]], sizes, "evaluation")
+        of_all = torch.cat(values)[: sizes[ranks.rank]]
         if ranks.size > 1:
+            of_all = ranks.gather_parts(of_all, sizes, "evaluation")
             own = json.dumps(records[: sizes[ranks.rank]])
             records = [record for text in ranks.exchange(own) for record in json.loads(text)]
         places = np.argsort([i for share in shares for i in share])

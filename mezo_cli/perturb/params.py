@@ -134,7 +134,15 @@ class Params:
 
     def select_reachable(self, output: Tensor) -> list[str]:
         """Keep only the tensors in the autograd graph of `output`; return the names of the others."""
-        leaves = graph_leaves(output)
+        leaves: set[int] = set()  # ids of the tensors
+        visited: set[Any] = {None}
+        stack: list[Any] = [output.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node not in visited:
+                visited.add(node)
+                leaves.add(id(getattr(node, "variable", None)))
+                stack.extend(parent for parent, _ in node.next_functions)
         reachable = {name: p for name, p in self.tensors.items() if id(p) in leaves}
         if not reachable:
             raise UserError("no trainable parameter reaches the loss: there is nothing to train")
@@ -281,19 +289,3 @@ def _passes(
         some, with_decays = some + of_step, with_decays + of_decays
     if some:
         yield some, with_decays
-
-
-def graph_leaves(output: Tensor) -> set[int]:
-    """Return the ids of the leaf tensors in the autograd graph of `output`."""
-    leaves: set[int] = set()
-    visited: set[Any] = set()
-    stack: list[Any] = [output.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        stack.extend(parent for parent, _ in node.next_functions)
-    return leaves

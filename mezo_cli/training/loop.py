@@ -53,7 +53,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     system.reset_peak_memory()
     resumed = recovery.find_resume_step(config, run, current())  # None for a new run
     load = None if resumed is None else partial(restore.load_for_resume, config, run, resumed)
-    prepared = prepare(config, load, partial(recovery.check_data_unchanged, config, run), trains=True)
+    check = None if resumed is None else partial(recovery.check_data_unchanged, config, run)
+    prepared = prepare(config, load, check, trains=True)
     _begin(prepared, run, is_new=resumed is None)
     session, sampler, kept, texts = prepared.session, prepared.sampler, prepared.kept, prepared.splits.test
     train, running = prepared.rows["train"], running_engine(config, run, prepared.session, prepared.rows)

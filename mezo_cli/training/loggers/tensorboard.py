@@ -44,22 +44,7 @@ class TensorBoardLogger:
         for name, value in end.summary.items():
             self._writer.add_scalar(name, value, end.step)
         self._writer.add_text("status", f"{end.status} {end.error or ''}".strip(), end.step)
-        if end.status != "interrupted":  # TensorBoard keeps the first status that it reads
-            self._writer.file_writer.add_summary(_session_end(end.status == "finished"))
         self._writer.close()
-
-
-def _session_end(finished: bool) -> Any:
-    """Return the summary by which the HPARAMS tab knows how a session ended; torch's says success always."""
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
-
-    status = api_pb2.STATUS_SUCCESS if finished else api_pb2.STATUS_FAILURE
-    end = plugin_data_pb2.SessionEndInfo(status=status)
-    data = plugin_data_pb2.HParamsPluginData(session_end_info=end, version=metadata.PLUGIN_DATA_VERSION)
-    plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
-    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=SummaryMetadata(plugin_data=plugin))
-    return Summary(value=[value])
 
 
 def _flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
