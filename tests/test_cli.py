@@ -13,7 +13,7 @@ import yaml
 from mezo_cli import cli
 from mezo_cli.config.explain import key_owners
 from mezo_cli.errors import UserError
-from tests.command_line import environment, error_line, mezo, process
+from tests.command_line import environment, error_line, mezo
 from tests.report.run_directories import make_run
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path", "composing_all")
@@ -74,14 +74,6 @@ def test_a_mistake_is_exit_2_and_one_line_and_leaves_nothing(words: list[str], p
     said = error_line(mezo(*words))
     assert part in said
     assert len(said) < 2100
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_mistake_is_one_line_in_a_process_of_its_own_too(tmp_path: Path) -> None:
-    """No library prints a traceback or a line of its own as well."""
-    said = process("train", "task=nosuch", cwd=tmp_path)
-    assert "no such task" in error_line(said)
-    assert said.out == ""
     assert list(tmp_path.iterdir()) == []
 
 

@@ -89,14 +89,9 @@ def test_the_time_must_be_positive(seconds: str) -> None:
     assert "--seconds" in error_line(mezo("doctor", "--seconds", seconds))
 
 
-REWARDED = [
-    "task=demo-arithmetic",
-    "model=demo-decoder",
-    "data=demo",
-    "objective=generate",
-    "objective.max_new_tokens=8",
-]
-REWARDED += ["objective.reward=countdown", "steps=20", "batch_size=32", "model.device=cpu", "--seconds", "0.5"]
+REWARDED = ["task=demo-arithmetic", "model=demo-decoder", "data=demo", "objective=generate", "steps=20"]
+REWARDED += ["batch_size=32", "objective.max_new_tokens=8", "objective.reward=countdown", "model.device=cpu"]
+REWARDED += ["--seconds", "0.5"]
 
 
 def test_rewards_are_compared_over_members_in_place_of_the_signal(tmp_path: Path) -> None:

@@ -71,17 +71,8 @@ def test_without_projected_gradients_nothing_is_measured(words: list[str], rober
 
 # --- the learning rate ---
 
-FOUND = Estimate(
-    gain=4.0,
-    gain_error=1.0,
-    harm=4000.0,
-    curvature=800.0,
-    curvature_floor=0.1,
-    loss=0.7,
-    lr=1e-3,
-    lr_error=2e-4,
-    directions=16,
-)
+TERMS = {"gain": 4.0, "gain_error": 1.0, "harm": 4000.0, "curvature": 800.0, "curvature_floor": 0.1, "loss": 0.7}
+FOUND = Estimate(**TERMS, lr=1e-3, lr_error=2e-4, directions=16)
 
 
 @pytest.mark.parametrize(
