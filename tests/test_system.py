@@ -2,7 +2,6 @@
 
 import inspect
 import platform
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mezo_cli import system
-from mezo_cli.errors import UserError
 from tests.command_line import environment
 
 # Free a small block between two that stay, often: glibc keeps such blocks, and malloc_trim(0) returns their pages.
@@ -62,23 +60,6 @@ def test_the_peak_memory_of_a_job_is_its_own() -> None:
     """What an earlier job of the process took is not in it."""
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=environment())
     assert int(done.stdout) > 150_000_000
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (MemoryError(), "out of memory: MemoryError"),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), "out of memory: MPS backend out of memory"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), "the device failed: CUDA error: CUBLAS"),
-        (RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"), None),
-        (ValueError("out of memory"), None),
-    ],
-)
-def test_errors_of_the_device(error: Exception, said: str | None) -> None:
-    assert system.is_device_error(error) == (said is not None)
-    expected = type(error) if said is None else UserError
-    with pytest.raises(expected, match=re.escape(said or "")), system.explain_device_errors("", "less"):
-        raise error
 
 
 def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,11 +126,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         MezoOptimizer(make().double())
 
 
-def test_a_step_without_a_closure_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"step\(\) needs a closure .* in the Trainer .* use mezo_cli\.MezoTrainer"):
-        MezoOptimizer(make()).step()
-
-
 def test_a_backward_in_the_closure_is_one_line() -> None:
     model = make()
     optimizer = MezoOptimizer(model)

@@ -20,10 +20,7 @@ from tests.command_line import error_line, mezo
 
 EPS, LR = 1e-2, 0.125  # lr is exact in float32
 
-
-@pytest.fixture(autouse=True)
-def eager(eager_kernels: None) -> None:
-    """The weights are few."""
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def trial(**values: Any) -> Trial:

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from mezo_cli.data import load_splits
-from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.session import Session
@@ -112,20 +111,6 @@ def test_dropout_is_on_in_a_step_alone_and_drawn_from_seed_and_step(objective: s
     more = tuned(roberta, *still, "optimizer.dropout=0.5")
     rates = {m.p for m in more.loaded.model.modules() if isinstance(m, torch.nn.Dropout)}
     assert rates == {0.5}
-
-
-def test_what_does_not_go_with_backpropagation_is_refused(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    for words, part in {
-        ("checkpoint=trajectory",): "checkpoint=trajectory: optimizer=adamw leaves no trajectory; use checkpoint=full",
-        ("objective.loss=accuracy",): "objective.loss=accuracy: it has no gradient, and optimizer=adamw needs one",
-        ("optimizer.eps=0.1",): "'optimizer.eps=0.1': optimizer=adamw does not read it, only optimizer=mezo",
-        ("optimizer.dropout=1",): "optimizer.dropout=1: out of range",
-    }.items():
-        assert part in error_line(mezo("train", *small(roberta, movies, run, "optimizer=adamw", *words)))
-    assert not run.exists()
-    with pytest.raises(UserError, match=r"'optimizer.momentum=0.5': optimizer=mezo does not read it"):
-        ready(roberta, "optimizer.momentum=0.5")
 
 
 @pytest.mark.sample(4)

@@ -11,10 +11,7 @@ from mezo_cli.testing.optimizers import Trial, same
 
 LR, WD, ALPHA, EPS = 0.05, 0.1, 0.05, 1e-2
 
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "1")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def trial(name: str, **values: Any) -> Trial:
