@@ -101,7 +101,6 @@ def make_run(
     rows: str = "rows",
     start: str | None = None,
     grads: Sequence[float | Sequence[float]] = (),
-    predicted: tuple[int, int] = (5, 5),
     between: Mapping[int, float] | None = None,
 ) -> Run:
     """Make a run directory and return it as a `Run`.
@@ -113,7 +112,6 @@ def make_run(
         start: the start time in run.json.
         grads: the projected gradient of each step that the trajectory has, or of each sample of each step. A finished
             run has taken these steps alone, whatever its config says: 100,000 records would be slow to read.
-        predicted: the number of rows predicted as each of the first two labels.
         between: step -> dev score of further evaluations, after that of step 0, whose score is 0.4.
     """
     config = make_config(settings or {})
@@ -121,7 +119,7 @@ def make_run(
     run.update(
         data_fingerprint=f"{rows}-{config.data.seed}-{data_dir(config.data)}", **({"start": start} if start else {})
     )
-    labels = dict(zip(config.task.labels, predicted, strict=False))
+    labels = dict.fromkeys(config.task.labels[:2], 5)
     run.log_metrics("eval", 0, split="dev", loss=0.7, accuracy=0.4, predicted=labels, seconds=0.5)
     for step, score in (between or {}).items():
         run.log_metrics("eval", step, split="dev", loss=0.65, accuracy=score, predicted=labels, seconds=0.6)
