@@ -49,7 +49,7 @@ def _prune(run: Run, config: Config) -> int:
     if status != "finished":
         raise NothingToPruneError(f"{run.path} is {status}: only finished runs are pruned")
     steps = _stored_steps(run)
-    if not steps and not checkpoints.removed(run.checkpoints).exists():
+    if not steps and not run.pruned_checkpoints.exists():
         raise NothingToPruneError(f"{run.path} has no full checkpoints")
     import_torch()
     from mezo_cli import models

@@ -62,11 +62,6 @@ def repair(folder: Path) -> None:
                 remove(old) if final.exists() else os.rename(old, final)
 
 
-def removed(folder: Path) -> Path:
-    """Return the name that the folder of the checkpoints gets in one step when they are pruned, to be removed then."""
-    return folder.with_name(f".{folder.name}.removed")
-
-
 def find_run(checkpoint: Path) -> Path | None:
     """Return the run directory that a checkpoint folder is in; None if it is in none."""
     folder = checkpoint.resolve()

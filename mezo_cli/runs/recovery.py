@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import Config, Splits
-from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.atomic import file_sha256, write_atomically
@@ -21,17 +20,12 @@ from mezo_cli.runs.run import Run, utc_now
 log = logging.getLogger("mezo")
 
 
-def find_resume_step(config: Config, run: Run, ranks: Ranks = ALONE) -> int | None:
+def find_resume_step(config: Config, run: Run) -> int | None:
     """Return the step that an interrupted run resumes at; None if training never began.
 
     It is the last step up to which the trajectory (without one: the checkpoint `last`) and metrics.jsonl are complete.
-    If a crash has lost what followed it, the log says so. Of ranks the first alone looks: it repairs what it reads.
+    If a crash has lost what followed it, the log says so. What it reads is repaired.
     """
-    step = ranks.from_first(str(_find_resume_step(config, run)) if ranks.is_first else "")
-    return None if step == "None" else int(step)
-
-
-def _find_resume_step(config: Config, run: Run) -> int | None:
     lines, bad_line = run.lines.read_valid()
     run.completions()  # refuses damage
     has_trajectory = config.optimizer.replayable

@@ -40,7 +40,7 @@ class Run:
 
     Attributes:
         path: the directory.
-        checkpoints: the folder of the checkpoints `best` and `last`.
+        checkpoints, pruned_checkpoints: the folder of the checkpoints `best` and `last`; its name while it is removed.
         trajectory: the trajectory file.
         lines: metrics.jsonl. Those of a long run fill the memory if they are not read one by one.
         initial_state_file: the initial weights that the base model does not have (a new head, an adapter).
@@ -52,6 +52,7 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.pruned_checkpoints = path / atomic.TEMPORARY.format("checkpoints")
         self.trajectory = path / "trajectory.bin"
         self.initial_state_file = path / "start.safetensors"
         self.lines, self._completions = JsonLines(path / METRICS), JsonLines(path / "completions.jsonl")
@@ -73,8 +74,7 @@ class Run:
         run._new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if not run._acquire():
-                raise _taken(path)
+            run._acquire()
             cls.check_free(path)
             for name in ("config.yaml", "run.json", "train.log"):  # of a run that never began
                 (path / name).unlink(missing_ok=True)
@@ -143,9 +143,7 @@ class Run:
         if self._is_exported():
             raise UserError(f"{self.path} was exported with --trajectory: it is read, never resumed")
         try:
-            if not self._acquire():
-                info = self.info()
-                raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})")
+            self._acquire()
             if not finished and self.status() == "finished":
                 self._release()
                 raise UserError(f"{self.path} was just finished by another process: there is nothing to resume")
@@ -157,29 +155,27 @@ class Run:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in the run inside the block; its status stays as it is."""
-        if not self._acquire():
-            raise UserError(f"{self.path} is running")
+        self._acquire()
         try:
             yield
         finally:
             self._release()
 
-    def _acquire(self) -> bool:
-        """Lock the directory, and remove what a process that was killed left there; False if another has the lock."""
+    def _acquire(self) -> None:
+        """Lock the directory, and remove what a process that was killed left there; UserError if another has it."""
         try:
             self._lock = atomic.lock_file(self.path / ".lock", seconds=0.2)  # a reader holds it for microseconds
-        except BlockingIOError:
-            return False
+        except BlockingIOError as error:
+            info = self.info() if (self.path / "run.json").exists() else {}
+            raise UserError(f"{self.path} is running (process {info.get('pid')} on {info.get('host')})") from error
         try:
             for folder in (self.path, self.path / "data", self.checkpoints):
                 for left in folder.glob(atomic.TEMPORARY.format("*")):
                     remove(left)
-            remove(checkpoints.removed(self.checkpoints))
             checkpoints.repair(self.checkpoints)
         except BaseException:
             self._release()
             raise
-        return True
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -439,10 +435,9 @@ class Run:
         """Remove all checkpoints, whose steps are given, and record it; return the bytes that this frees."""
         size = sum(path.stat().st_size for path in self.checkpoints.rglob("*") if path.is_file())
         self.update(pruned={"time": utc_now(), "bytes": size, "checkpoints": dict(steps)})
-        gone = checkpoints.removed(self.checkpoints)
-        os.rename(self.checkpoints, gone)
+        os.rename(self.checkpoints, self.pruned_checkpoints)
         sync(self.path)
-        remove(gone)
+        remove(self.pruned_checkpoints)
         return size
 
 

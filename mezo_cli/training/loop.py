@@ -51,7 +51,9 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         RunFailed: when the loss is not finite, memory runs out, or the run directory cannot be written.
     """
     system.reset_peak_memory()
-    resumed = recovery.find_resume_step(config, run, current())  # None for a new run
+    ranks = current()  # of which the first alone looks
+    found = ranks.from_first(str(recovery.find_resume_step(config, run)) if ranks.is_first else "")
+    resumed = None if found == "None" else int(found)  # None for a new run
     load = None if resumed is None else partial(restore.load_for_resume, config, run, resumed)
     check = None if resumed is None else partial(recovery.check_data_unchanged, config, run)
     prepared = prepare(config, load, check, trains=True)
