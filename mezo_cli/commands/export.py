@@ -57,16 +57,17 @@ def export(
 def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) -> None:
     from mezo_cli.adapters.adapter import merge
     from mezo_cli.adapters.base import find_method
-    from mezo_cli.sharing.model_folder import check_adapter, make_card, write_model_folder
+    from mezo_cli.sharing.model_folder import make_card, write_model_folder
     from mezo_cli.training import restore
 
-    if as_adapter:
-        check_adapter(opened.config)
-    elif opened.config.model.stream:
+    config, method = opened.config, find_method(opened.config.peft)
+    if as_adapter and not method.stands_alone:
+        raise UserError(f"--adapter: peft={config.peft.name} has no adapter of its own: export the model without it")
+    if config.model.stream and not as_adapter:
         raise UserError(f"{opened.run.path}: model.stream=true: the whole model would be in memory; give --adapter")
-    step, session = restore.find_step(opened.config, opened.run, opened.checkpoint), opened.load()
-    if session.loaded.adapter is not None and not as_adapter and find_method(opened.config.peft).merges:
-        merge(session.loaded, opened.config.model.compute_dtype)
+    step, session = restore.find_step(config, opened.run, opened.checkpoint), opened.load()
+    if session.loaded.adapter is not None and not as_adapter and method.merges:
+        merge(session.loaded, config.model.compute_dtype)
     card, where = make_card(opened.run, session, step, repo), repo or str(out.resolve())
     write_folder(out, lambda folder: write_model_folder(folder, session, card, where))
     print_line(f"step {step} of {opened.run.path} written to {out}")

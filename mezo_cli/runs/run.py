@@ -383,19 +383,6 @@ class Run:
         """Return summary.json without its checksum."""
         return read_object(self.path / "summary.json")
 
-    def write_values(self, name: str, values: Mapping[str, Any]) -> None:
-        """Write what evaluations follow from, which the run reads again, with a checksum.
-
-        `untrained.json` is of all splits before the first step; `last_dev.json`, in a run without a test split, of dev
-        at the last evaluation.
-        """
-        write_object(self.path / name, values, indent=None)
-
-    def read_values(self, name: str) -> dict[str, Any] | None:
-        """Return the values of `write_values`; None if there are none."""
-        path, hint = self.path / name, "; without this file the run continues, compared with no untrained model"
-        return read_object(path, hint) if path.exists() else None
-
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl, whole: for each test row, in order, its columns, label, predicted, probabilities."""
         text = chained({"row": number, **row} for number, row in enumerate(rows))
@@ -467,7 +454,7 @@ class ReadOnlyRun(Run):
         """Write nothing, in place of what writes a file of the run."""
 
     update = log_metrics = log_completions = truncate_metrics = _write_nothing
-    save_initial_state = save_checkpoint = write_summary = write_values = write_predictions = _write_nothing
+    save_initial_state = save_checkpoint = write_summary = write_predictions = _write_nothing
 
 
 class _LogFile(logging.Handler):

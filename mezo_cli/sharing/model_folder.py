@@ -9,7 +9,6 @@ from typing import Any
 from mezo_cli import models
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import Config
-from mezo_cli.errors import UserError
 from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
@@ -19,12 +18,6 @@ from mezo_cli.training.session import Session
 
 CARD, BASE_CARD = "README.md", "BASE_MODEL.md"
 EXAMPLE = "A text of your own."
-
-
-def check_adapter(config: Config) -> None:
-    """Refuse --adapter for a run whose trained tensors are no adapter that `peft` loads by itself."""
-    if not find_method(config.peft).stands_alone:
-        raise UserError(f"--adapter: peft={config.peft.name} has no adapter of its own: export the model without it")
 
 
 def write_model_folder(folder: Path, session: Session, card: Card, where: str) -> None:
@@ -42,7 +35,10 @@ def write_model_folder(folder: Path, session: Session, card: Card, where: str) -
     base_id = hub_id(config)
     if loaded.adapter is not None:
         loaded.tokenizer.save_pretrained(folder)
-        _name_base(folder, base_id or str(base.resolve()), loaded.revision if base_id else None)
+        named: dict[str, Any] = json.loads((folder / download.ADAPTER).read_text(encoding="utf-8"))
+        named["base_model_name_or_path"] = base_id or str(base.resolve())
+        named["revision"] = loaded.revision if base_id else None
+        write_atomically(folder / download.ADAPTER, json.dumps(named, indent=2) + "\n")
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
         card = dataclasses.replace(card, base_card=BASE_CARD)
@@ -151,11 +147,3 @@ def hub_id(config: Config) -> str | None:
 def base_name(config: Config) -> str:
     """Return a name of a base model that is not on the hub: that of its folder."""
     return config.model.path if config.model.is_embedded else Path(config.model.path).expanduser().resolve().name
-
-
-def _name_base(folder: Path, base: str, revision: str | None) -> None:
-    """Let adapter_config.json name the base model: its hub id and commit, or its folder."""
-    path = folder / download.ADAPTER
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    values |= {"base_model_name_or_path": base, "revision": revision}
-    write_atomically(path, json.dumps(values, indent=2) + "\n")

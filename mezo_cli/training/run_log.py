@@ -19,6 +19,7 @@ from mezo_cli.errors import RunStopped, one_line
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import StepResult
 from mezo_cli.runs import Run, trajectory
+from mezo_cli.runs.jsonl import read_object, write_object
 from mezo_cli.training.loggers.base import RunEnd, RunLoggers, Status, final_scalars
 from mezo_cli.training.restore import OPTIMIZER_STATE
 from mezo_cli.training.session import Session
@@ -172,14 +173,22 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
     # --- what evaluations follow from, for a resumed run ---
 
     def save_values(self, name: str, values: Mapping[str, Tensor]) -> None:
-        """Write split -> values of an evaluation, of their dtype, so that they come back as they were."""
+        """Write split -> values of an evaluation, of their dtype, so that they come back as they were.
+
+        `untrained.json` is of all splits before the first step; `last_dev.json`, in a run without a test split, of dev
+        at the last evaluation.
+        """
         dtype = str(next(iter(values.values())).dtype).removeprefix("torch.")
         rows = {split: of.tolist() for split, of in values.items()}
-        self.run.write_values(name, {"step": self.step, "dtype": dtype, "rows": rows})
+        if self.run.writes:
+            write_object(self.run.path / name, {"step": self.step, "dtype": dtype, "rows": rows}, indent=None)
 
     def load_values(self, name: str) -> tuple[int, dict[str, Tensor]]:
         """Return the step and the values of `save_values`; none where there is no file."""
-        stored = self.run.read_values(name) or {"step": 0, "dtype": "float32", "rows": {}}
+        path, hint = self.run.path / name, "; without this file the run continues, compared with no untrained model"
+        if not path.exists():
+            return 0, {}
+        stored = read_object(path, hint)
         dtype = getattr(torch, stored["dtype"])
         return stored["step"], {split: torch.tensor(rows, dtype=dtype) for split, rows in stored["rows"].items()}
 

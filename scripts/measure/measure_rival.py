@@ -31,6 +31,7 @@ from mezo_cli.diagnosis.findings import Deadline
 from mezo_cli.diagnosis.rival import _measured
 from mezo_cli.report.frame import read_runs
 from mezo_cli.runs import Run
+from mezo_cli.runs.jsonl import read_object
 
 TUNE, TEST = (1,), (13, 21, 42, 87, 100)  # seeds
 MEZO_STEPS = {"demo": 1000, "smollm2": 100, "roberta-large": 0}
@@ -215,7 +216,7 @@ def untrained(entries: Sequence[Any]) -> list[str]:
     """Return the figures of the untrained model on the rows of these runs, and its accuracy at a moved threshold."""
     scores = []
     for run in (entry.run for entry in entries):
-        summary, stored = run.read_summary(), run.read_values("untrained.json")
+        summary, stored = run.read_summary(), read_object(run.path / "untrained.json")
         margins = [high - low for low, high in stored["rows"]["test"]]
         moved = max(summary["baselines"].values(), key=lambda one: float(one["dev"]["accuracy"]))["test"]["accuracy"]
         before = run.evaluations("dev")[0]["loss"]
