@@ -96,7 +96,8 @@ def prepare(
     encode = session.encoder.encode_all
     prepared = Prepared(session, found, {name: encode(of) for name, of in texts.items() if of is not None})
     if not trains:
-        check_same_weights(session)
+        if ranks.size > 1:
+            check_same_weights(session)
         return prepared
     if config.data.keep is not None:
         prepared.kept = read_kept_rows(config, Path(config.data.keep), session.loaded.tokenizer)
@@ -110,11 +111,10 @@ def prepare(
 
 
 def check_same_weights(session: Session, step: int = 0) -> None:
-    """Check that all ranks have the same weights at a step; 0: before the first one."""
-    ranks, path = session.ranks, session.config.model.path
-    if ranks.size > 1:
-        text = f"model.path={path} with weights of sha256 {models.fingerprint(session.loaded.model)[:16]}"
-        ranks.check_same(f"model at step {step}" if step else "model", text, RunFailed if step else UserError)
+    """Check that all ranks, which are several, have the same weights at a step; 0: before the first one."""
+    path, fingerprint = session.config.model.path, models.fingerprint(session.loaded.model)
+    text, what = f"model.path={path} with weights of sha256 {fingerprint[:16]}", f"model at step {step}"
+    session.ranks.check_same(what if step else "model", text, RunFailed if step else UserError)
 
 
 # --- the session ---
