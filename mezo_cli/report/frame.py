@@ -14,17 +14,7 @@ from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
-from mezo_cli.report.settings import (
-    GRID,
-    IN_OTHER_COLUMNS,
-    LIMIT,
-    WITHOUT_EFFECT,
-    flatten,
-    is_zero_shot,
-    leave_out,
-    matches,
-    unused,
-)
+from mezo_cli.report.settings import flatten, is_zero_shot, parts
 from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs
 from mezo_cli.runs.scores import metrics_of, picked_start
 
@@ -38,7 +28,6 @@ BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
     "best_threshold": "threshold: best on train",
     "fitted_bias": "bias fitted on train",
 }
-Point = tuple[tuple[str, Any], ...]
 COLUMNS = ("run", "group", "seed", "step", "forwards", "split", "metric", "value", "low", "high")
 
 
@@ -84,12 +73,7 @@ class Entry:
             self.shots, self.data_seed = map(int, few_shot.groups())
         self.seeds = f"{config.seed}" + ("" if config.seed == self.data_seed else f" (data {self.data_seed})")
         self.data = info.get("data_fingerprint")
-        idle = unused(config)
-        own = ((key, value) for key, value in self.settings.items() if key in GRID and not matches(key, idle))
-        self.point: Point = tuple(own)
-        limit = LIMIT if config.at_limit == "stop" else ()
-        sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
-        self.common = leave_out(self.settings, (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *idle, *sources))
+        self.point, self.common = parts(config, self.settings)
         if few_shot is not None:
             self.common["data.dir"] = str(folder.parent)
         # A zero-shot run reads no training rows: only the kind of its test set counts.

@@ -16,9 +16,10 @@ import numpy as np
 
 from mezo_cli.config.registry import LOSSES, OBJECTIVES
 from mezo_cli.data.fewshot import TEST_ROWS
-from mezo_cli.report.frame import Entry, Point
+from mezo_cli.report.frame import Entry
 from mezo_cli.report.paper import paper_of
 from mezo_cli.report.settings import (
+    Point,
     default_settings,
     differing_keys,
     format_setting,

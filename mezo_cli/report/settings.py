@@ -21,6 +21,7 @@ from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import defaults
 from mezo_cli.runs.scores import MARK, format_score, scale
 
+Point = tuple[tuple[str, Any], ...]  # (key, value) of each setting of the grid
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
 NOT_IN_LABELS = ("peft.head",)  # what else tells groups apart, or from the paper's rows, names it
 WITHOUT_EFFECT = (
@@ -96,6 +97,16 @@ def _others(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(key for key in keys if not matches(key, names))
 
 
+def parts(config: Config, settings: Mapping[str, Any]) -> tuple[Point, dict[str, Any]]:
+    """Return the point of the grid, and the settings that all runs of a group have in common."""
+    idle = unused(config)
+    point = ((key, value) for key, value in settings.items() if key in GRID and not matches(key, idle))
+    limit = LIMIT if config.at_limit == "stop" else ()
+    sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
+    others = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *idle, *sources)
+    return tuple(point), leave_out(settings, others)
+
+
 # --- the defaults ---
 
 
@@ -164,12 +175,15 @@ def differing_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if any(run.get(key) != runs[0].get(key) for run in runs)]
 
 
-def telling_keys(runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """Return those of the differing keys that say something of their own.
+def telling_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return those of the differing keys that say something of their own; without effect only where no other differs.
 
     A setting of a choice that has one value wherever the choice is made follows from it (the template from the task),
     unless it is of the grid, which a reader looks for.
     """
+
+    differing = differing_keys(runs)
+    keys = [key for key in differing if not matches(key, WITHOUT_EFFECT)] or differing
 
     def follows(key: str) -> bool:
         name = f"{key.partition('.')[0]}.name"

@@ -11,16 +11,7 @@ from mezo_cli.report.frame import Entry, no_runs, read_runs
 from mezo_cli.report.groups import Group, format_shots, group_runs, mean_score, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, find_table
-from mezo_cli.report.settings import (
-    WITHOUT_EFFECT,
-    differing_keys,
-    format_mean,
-    format_value,
-    matches,
-    short_name,
-    shown_value,
-    telling_keys,
-)
+from mezo_cli.report.settings import format_mean, format_value, short_name, shown_value, telling_keys
 from mezo_cli.runs.scores import MARK, NOTE
 
 PROTOCOL = "the point of the grid with the best dev score of each data seed; mean and population std (ddof 0) of test"
@@ -30,7 +21,8 @@ INFERRED = (
 )
 UNCERTAIN = "? the paper's number was read from a damaged table"
 COST_NOISE = 1.2
-OF_COLUMNS = (  # settings that a column of `run_rows` shows anyway
+# Settings that a column of `run_rows` shows anyway.
+SHOWN = (
     "task.name",
     "objective.name",
     "objective.loss",
@@ -67,10 +59,8 @@ def comparison(
 
 def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
     """Return the cells of each run by column: what it was, the settings in which the runs differ, what it came to."""
-    settings = [run.settings for run in runs]
-    differing = differing_keys(settings)
-    keys = [key for key in differing if not matches(key, WITHOUT_EFFECT)] or differing
-    own, rows = [key for key in telling_keys(settings, keys) if key not in OF_COLUMNS], []
+    own = [key for key in telling_keys([run.settings for run in runs]) if key not in SHOWN]
+    rows = []
     for run in runs:
         config, objective = run.config, [run.config.objective.name, run.config.objective.loss]
         row = {

@@ -26,10 +26,10 @@ import numpy as np
 import pandas as pd
 
 from mezo_cli.console import format_duration, make_console
-from mezo_cli.report.frame import Entry, Point, read_runs
+from mezo_cli.report.frame import Entry, read_runs
 from mezo_cli.report.groups import Group, group_runs, mean_score
 from mezo_cli.report.output import Comparison, check_output, csv_text, make_table, show, write_output
-from mezo_cli.report.settings import format_mean, leave_out, shown_value
+from mezo_cli.report.settings import Point, format_mean, leave_out, shown_value
 from mezo_cli.runs.scores import format_score
 
 REFERENCE = "mezo"
