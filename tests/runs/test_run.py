@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -147,27 +146,12 @@ def test_a_log_that_cannot_be_written_does_not_stop_a_run(
     assert capsys.readouterr().err == ""
 
 
-def test_of_processes_started_at_once_one_gets_the_directory_of_a_failed_run(tmp_path: Path) -> None:
-    """The harder race: all find a run that never began, and may use its directory again."""
-    with pytest.raises(UserError), variables({IN_SWEEP: "1"}), new_run(tmp_path / "run").tracked():
-        raise UserError("no such model")
-    code = (
-        "import sys, time\nfrom pathlib import Path\nfrom mezo_cli.runs import Run\n"
-        "from mezo_cli.errors import UserError\nname = sys.argv[1]\n"
-        "while not Path('go').exists(): time.sleep(0.001)\n"
-        "try:\n    run = Run.create(Path('run'), f'name: {name}', [name])\n    print('got'); time.sleep(1)\n"
-        "except UserError as error:\n    print(error)\n"
-    )
-    command = [sys.executable, "-c", code]
-    started = [
-        subprocess.Popen([*command, str(i)], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
-        for i in range(5)
-    ]
-    time.sleep(1)
-    (tmp_path / "go").touch()
-    said = [process.communicate()[0] for process in started]
-    assert [line for line in said if line == "got\n"] == ["got\n"]
-    assert (tmp_path / "run" / "config.yaml").read_text() == f"name: {said.index('got' + chr(10))}"
+def test_a_directory_that_another_process_is_making_a_run_in_is_refused(tmp_path: Path) -> None:
+    first = new_run(tmp_path)
+    (tmp_path / "config.yaml").unlink()  # which it writes last
+    with pytest.raises(UserError, match=rf"is running \(process {os.getpid()} on "):
+        new_run(tmp_path)
+    assert first.info()["status"] == "interrupted"
 
 
 # --- status ---
