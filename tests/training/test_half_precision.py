@@ -84,7 +84,6 @@ def test_a_run_is_not_continued_with_another_dtype(train: Callable[[str], Path],
     ("words", "said"),
     [
         (["optimizer=adamw"], "optimizer=adamw rounds its updates to the nearest value, and most would be lost"),
-        (["optimizer=sgd"], "use float32, with model.compute_dtype=bfloat16 for the forwards"),
         (["optimizer.noise=torch"], "optimizer.noise=torch repeats the steps of the published code, in float32"),
     ],
 )

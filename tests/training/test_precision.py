@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.training import precision
 from mezo_cli.training.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
@@ -17,23 +16,6 @@ def made(folder: Path, *words: str) -> Session:
     batch = session.objective.collate(session.encoder.encode_all(SENTENCES))
     session.forward.select_reachable(lambda: session.objective.logits(batch))
     return session
-
-
-def error(folder: Path, *words: str) -> float:
-    session = made(folder, *words)
-    loss_fn = session.loss_of(session.encoder.encode_all(SENTENCES))
-    eps, dtypes = zeroth_order(session.config.optimizer).eps, (session.forward.compute_dtype, torch.float32)
-    rounded, exact = (precision.projected_grads(session, loss_fn, eps, dtype) for dtype in dtypes)
-    return precision.agreement(rounded, exact).relative_error
-
-
-def test_float32_against_itself_has_no_error(roberta: Path) -> None:
-    assert error(roberta) == 0.0
-
-
-def test_the_error_is_larger_for_a_small_eps(roberta: Path) -> None:
-    small, large = (error(roberta, "model.compute_dtype=bfloat16", f"optimizer.eps={eps}") for eps in (1e-5, 3e-2))
-    assert small > precision.MAX_RELATIVE_ERROR > large > 0
 
 
 def test_theta_and_the_compute_dtype_stay(roberta: Path) -> None:

@@ -1,4 +1,4 @@
-"""A session: its parts fit together, and every name of the schema has its row and its YAML."""
+"""What a session is checked for at its start, and that every name of the schema has its row and its YAML."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -10,33 +10,13 @@ from transformers.models.roberta.modeling_roberta import RobertaLMHead
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import PEFT
-from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import fingerprint
 from mezo_cli.objectives import LOSSES, OBJECTIVES
-from mezo_cli.objectives.base import BatchLoss
-from mezo_cli.objectives.collate import collate
 from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.training.prepare import load_session
 from tests import tiny
-
-
-def test_a_session_is_ready_to_run(roberta: Path) -> None:
-    made = load_session(build_config([f"model.path={roberta}", "data=demo"]))
-    rows = [TokenizedExample([0, 7, 8, 4, 2], [0] * 5, 3, 1), TokenizedExample([0, 4, 2], [0] * 3, 1, 0)]
-    batch = made.objective.collate(rows)
-    padded = {name: ids.tolist() for name, ids in collate(rows, made.loaded).layout.items()}
-    assert padded == {
-        "input_ids": [[0, 7, 8, 4, 2], [0, 4, 2, 1, 1]],
-        "attention_mask": [[1] * 5, [1, 1, 1, 0, 0]],
-    }
-    with torch.no_grad():
-        scores = made.objective.logits(batch)
-        assert float(BatchLoss(made.objective, [batch])()) == pytest.approx(
-            float(torch.nn.functional.cross_entropy(scores, batch.labels))
-        )
-    assert not made.loaded.model.training
 
 
 @pytest.mark.parametrize(
