@@ -147,6 +147,8 @@ def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[st
     for group in groups:
         if 0 < len(group.at_start) < len(group.picks):
             notes.append(f"{group.title}: {MARK} for {len(group.at_start)} of {len(group.picks)} data seeds")
+        if diverged := sum(run.verdict == "diverged" for run in group.entries):
+            notes.append(f"{group.title}: {diverged} of {len(group.entries)} runs diverged")
         other = unlike_paper(group) if group.difference is not None else []
         if other:
             notes.append(f"{group.title}: * unlike the paper: {'; '.join(other)}")
