@@ -6,8 +6,7 @@ l_i is the loss of row i, w_i its weight, R the number of rows, and U_i is drawn
 whole batch. A row's loss depends on its own direction alone, so the noise of one row is not seen by another (compare
 GRZO, arXiv 2606.02857, and EGGROLL, arXiv 2511.16652). The trajectory has the g_i.
 
-The branch x A^T (B + eps U_i)^T is x A^T B^T of the layer and, added here in float32, eps x A^T U_i^T of the row of
-each token.
+The branch x A^T (B + eps U_i)^T of the row of each token is added in place to the output of the matrix, in float32.
 """
 
 import math
@@ -97,18 +96,21 @@ class MezoRows(ZerothOrder):
 @contextmanager
 def added(forward: PerturbedForward, directions: Sequence[Direction]) -> Iterator["Branches"]:
     """Let each row of the batches inside see B + c U_i, where i is its number in the whole batch."""
-    branches, hooks = Branches(forward, directions), []
+    branches, hooks, layers = Branches(forward, directions), [], []
     for module in forward.model.modules():
         if isinstance(module, PreTrainedModel):
             hooks.append(module.register_forward_pre_hook(branches.enter, with_kwargs=True))
     for name in forward.params.tensors:
-        layer = forward.model.get_submodule(name.removesuffix(".weight"))
-        hooks.append(layer.register_forward_hook(partial(branches.add, name)))
+        layer: Any = forward.model.get_submodule(name.removesuffix(BRANCH))
+        layer.forward = partial(branches.compute, name, layer)  # in place of peft's own, which knows one B
+        layers.append(layer)
     try:
         yield branches
     finally:
         for hook in hooks:
             hook.remove()
+        for layer in layers:
+            del layer.forward
 
 
 class Branches:
@@ -140,18 +142,19 @@ class Branches:
         layout = inputs.get("packed_layout")
         if layout is not None and layout is not self._layout:
             self._layout, self._rows = layout, slice(self.next, self.next + layout.shape[0])
+            self._counts = torch.bincount(layout.rows, minlength=layout.shape[0]).tolist()
             self.next = self._rows.stop
 
-    def add(self, name: str, _: Any, args: tuple[Tensor], out: Tensor) -> Tensor:
-        """Return out + c x U^T for the row of each token: x [1, tokens, r], in an encoder's last layer [rows, 1, r]."""
+    def compute(self, name: str, layer: Any, x: Tensor) -> Tensor:
+        """Return W0 x + (B + c U) A x of each token, by its row. x: [1, tokens, inputs], or [rows, 1, inputs]."""
         if self._layout is None:
             raise UserError("optimizer=mezo_rows: the rows of this model's family are not packed")
-        x, u, (rows, length) = args[0].float().flatten(0, 1), self.u[name][self._rows], self._layout.shape
-        if len(x) == rows:  # what the head reads
-            branch = torch.bmm(x.unsqueeze(1), u.mT)[:, 0]
+        out, inner = layer.base_layer(x), layer.lora_A["default"](x).float().flatten(0, 1)
+        b = torch.add(layer.lora_B["default"].weight.float(), self.u[name][self._rows], alpha=self.c)
+        total = out.float().flatten(0, 1)
+        if len(inner) == len(b):  # what the head reads
+            total += torch.bmm(b, inner.unsqueeze(2))[..., 0]
         else:
-            places = self._layout.rows, self._layout.positions
-            padded = x.new_zeros(rows, length, x.shape[-1])
-            padded[places] = x
-            branch = torch.bmm(padded, u.mT)[places]
-        return out.float().add(branch.view_as(out), alpha=self.c).to(out.dtype)
+            for one, part, of_row in zip(b, total.split(self._counts), inner.split(self._counts), strict=True):
+                part.addmm_(of_row, one.T)
+        return total.view_as(out).to(out.dtype)
