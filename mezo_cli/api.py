@@ -69,7 +69,8 @@ def finetune(
         RunFailed: when the run fails after training began.
     """
     system.set_library_defaults()
-    from mezo_cli.commands.execute import check_new_run, execute
+    from mezo_cli.commands.execute import execute
+    from mezo_cli.commands.new_run import check_new_run
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
     from mezo_cli.config.overrides import quote

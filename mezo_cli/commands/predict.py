@@ -57,8 +57,7 @@ def predict(
         from mezo_cli.system import explain_device_errors
         from mezo_cli.training.prepare import prepare
 
-        if ranks.size > 1:
-            ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
+        ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
         session = prepare(opened.config, opened.load, splits=()).session
         with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
             stream = rows is None and not as_json and out is None

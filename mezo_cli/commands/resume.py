@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.execute import broadcast_run, check_reward, check_shareable, execute
+from mezo_cli.commands.execute import execute
+from mezo_cli.commands.new_run import check_reward
 from mezo_cli.commands.open_run import open_stored
+from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import own_code
 from mezo_cli.config.own_code import split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change

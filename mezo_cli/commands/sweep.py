@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mezo_cli.commands.execute import check_new_runs
+from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.config.compose import Job
 from mezo_cli.config.own_code import KEYS, OwnCode, check_stored, for_workers, split_own_code
 from mezo_cli.config.stored import is_same_run, read_config

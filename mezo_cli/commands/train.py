@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from mezo_cli.commands.execute import broadcast_run, check_new_run, check_shareable, execute
+from mezo_cli.commands.execute import execute
+from mezo_cli.commands.new_run import check_new_run
+from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import compose
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.console import announce, training_output

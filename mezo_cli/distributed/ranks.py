@@ -253,6 +253,9 @@ class Ranks:
 class Alone(Ranks):
     """A process that works alone: all is its own, and nothing is exchanged."""
 
+    def start(self, config: Config) -> None:
+        """There is nothing to open."""
+
     def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
         """Return the values as they are, on their device and with their graph."""
         return values
@@ -260,6 +263,9 @@ class Alone(Ranks):
     def first_says(self, flag: bool) -> bool:
         """Return the flag."""
         return flag
+
+    def check_same(self, what: str, text: str, raises: type[UserError | RunFailed] = UserError) -> None:
+        """There is nothing to compare."""
 
     def from_first(self, text: str = "") -> str:
         """Return the text."""

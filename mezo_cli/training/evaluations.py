@@ -71,8 +71,7 @@ class Evaluations:
         save_due = config.checkpoint_every > 0 and step % config.checkpoint_every == 0
         evaluation = None
         if (is_last or config.evaluates_at(step)) and step not in self.dev:
-            if session.ranks.size > 1:
-                check_same_weights(session, step)
+            check_same_weights(session, step)
             evaluation = self._evaluate(session, self.rows["dev"], progress.evaluation(len(self.rows["dev"])))
             if self.forgetting is not None:
                 evaluation = evaluation.with_details(self.forgetting.measure(session))

@@ -175,8 +175,8 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
         if is_new and is_rounded and config.steps and session.optimizer.replayable:
             numbers = sampler.batch(0)
             precision.check(session, session.loss_of([rows["train"][i] for i in numbers], sampler.weights(numbers)))
+    check_same_weights(session)
     if session.ranks.size > 1:
-        check_same_weights(session)
         log.info("ranks  %d ranks share the %s of each step", session.ranks.size, session.ranks.split)
 
 

@@ -6,6 +6,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,6 @@ class Prepared:
         kept: the rows of `data.keep`, where the command trains.
         unreachable: name -> number of scalars of the parameters that do not reach the loss, where it trains.
         states_bytes: the memory that will keep what frozen layers compute for the rows.
-        sampler: chooses the batches of the training rows, where it trains.
     """
 
     session: Session
@@ -59,7 +59,11 @@ class Prepared:
     kept: list[PromptRow] = field(default_factory=list)
     unreachable: dict[str, int] = field(default_factory=dict)
     states_bytes: int = 0
-    sampler: BatchSampler = NotImplemented
+
+    @cached_property
+    def sampler(self) -> BatchSampler:
+        """Chooses the batches of the training rows."""
+        return make_sampler(self.session.config, self.rows["train"])
 
 
 def prepare(
@@ -80,11 +84,10 @@ def prepare(
         trains: steps will be taken. The weights are then compared among the ranks where nothing changes them any more.
     """
     ranks = current()
-    if ranks.size > 1 and not ranks.split:
+    if not ranks.split:
         ranks.start(config)
     found = data.load_splits(config) if splits else Splits([], [], None)
-    if ranks.size > 1:
-        ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
+    ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
     if trains:
         rows = min(config.batch_size, len(found.train))
         if ranks.split == "rows" and rows < ranks.size:
@@ -96,14 +99,12 @@ def prepare(
     encode = session.encoder.encode_all
     prepared = Prepared(session, found, {name: encode(of) for name, of in texts.items() if of is not None})
     if not trains:
-        if ranks.size > 1:
-            check_same_weights(session)
+        check_same_weights(session)
         return prepared
     if config.data.keep is not None:
         prepared.kept = read_kept_rows(config, Path(config.data.keep), session.loaded.tokenizer)
     sizes = {name: p.numel() for name, p in session.params.tensors.items()}
     train = prepared.rows["train"]
-    prepared.sampler = make_sampler(config, train)
     with explain_device_errors("before the first step", smaller_batches(config)):
         prepared.unreachable = {name: sizes[name] for name in session.exclude_unreachable(train[0])}
         prepared.states_bytes = session.keep_states(train, prepared.rows["dev"]) if config.steps else 0
@@ -111,7 +112,9 @@ def prepare(
 
 
 def check_same_weights(session: Session, step: int = 0) -> None:
-    """Check that all ranks, which are several, have the same weights at a step; 0: before the first one."""
+    """Check that all ranks have the same weights at a step; 0: before the first one."""
+    if session.ranks.size == 1:  # the fingerprint reads all weights
+        return
     path, fingerprint = session.config.model.path, models.fingerprint(session.loaded.model)
     text, what = f"model.path={path} with weights of sha256 {fingerprint[:16]}", f"model at step {step}"
     session.ranks.check_same(what if step else "model", text, RunFailed if step else UserError)

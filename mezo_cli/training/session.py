@@ -52,7 +52,7 @@ class Session:
         rows' losses, None for 1.
         """
         ranks = self.ranks if self.ranks.split == "rows" else ALONE
-        own = rows if ranks is ALONE else ranks.own(rows)
+        own = ranks.own(rows)
         size = self.config.micro_batch_size or len(own)
         batches = [self.objective.collate(own[start : start + size]) for start in range(0, len(own), size)]
         return BatchLoss(self.objective, batches, ranks, len(rows), weights)

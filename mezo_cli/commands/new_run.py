@@ -1,0 +1,59 @@
+"""Check what a new run needs besides valid settings, before its directory is made."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.config.own_code import check_server_given
+from mezo_cli.config.rewards import NO_REWARD, reward_spec
+from mezo_cli.config.schema import Config
+from mezo_cli.errors import UserError
+from mezo_cli.system import import_torch
+
+
+def check_new_run(config: Config) -> None:
+    """Check that the objective has what it needs, and if it continues prompts that the model does, and has room."""
+    check_server_given(config)
+    check_reward(config)
+    if not config.objective.needs_labels:
+        encoder = load_encoder(config)
+        if config.data.keep is not None:
+            from mezo_cli.training.forgetting import read_kept_rows
+
+            read_kept_rows(config, Path(config.data.keep), encoder.tokenizer)
+
+
+def check_reward(config: Config) -> None:
+    """Open the reward, which checks its file and its arguments."""
+    reward = reward_spec(config)
+    if reward is not None:
+        from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
+
+        with Reward(reward):
+            pass
+    elif config.objective.loss == "reward":
+        raise UserError(f"objective.loss=reward: {NO_REWARD}")
+
+
+def check_new_runs(configs: Iterable[Config]) -> None:
+    """Check the jobs of a sweep: each objective and engine once, with the first job that has it."""
+    by_need = {
+        repr((config.objective, config.model, config.task, config.data.keep, config.engine)): config
+        for config in configs
+    }
+    for config in by_need.values():
+        check_new_run(config)
+
+
+def load_encoder(config: Config) -> Any:
+    """Return the encoder of a run's rows, with room for completions, without the model's weights."""
+    import_torch()
+    from mezo_cli import models
+    from mezo_cli.objectives import OBJECTIVES
+
+    objective = OBJECTIVES.implementation(config.objective.name)
+    encoder = objective.encoder_class(config.task, models.load_tokenizer(config.model, objective.model_kind))
+    room = config.objective.completion_tokens(config)
+    if room:
+        encoder.leave_room(room)
+    return encoder
