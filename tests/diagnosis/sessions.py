@@ -4,7 +4,6 @@ from pathlib import Path
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example, Splits
-from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis.findings import Finding, Section
 from mezo_cli.training.prepare import Prepared, load_session
 from tests import tiny
@@ -20,8 +19,7 @@ def load(model: Path, *words: str) -> Prepared:
     rows = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]
     encoded = session.encoder.encode_all(rows)
     session.exclude_unreachable(encoded[0])
-    sampler = make_sampler(session.config, encoded)
-    return Prepared(session, Splits(rows, rows, None), {"train": encoded, "dev": encoded}, sampler=sampler)
+    return Prepared(session, Splits(rows, rows, None), {"train": encoded, "dev": encoded})
 
 
 def only(section: Section) -> Finding:
