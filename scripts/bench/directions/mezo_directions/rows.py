@@ -57,6 +57,7 @@ class MezoRows(ZerothOrder):
     """The estimate (1 / R) sum_i g_i U_i, and SGD."""
 
     config: MezoRowsConfig
+    _branches: "Branches | None" = None  # kept from step to step for its memory
 
     def samples(self, step: int) -> int:
         """Return the number of rows."""
@@ -73,8 +74,11 @@ class MezoRows(ZerothOrder):
         if not isinstance(loss_fn, RowLossFn):
             raise UserError("optimizer=mezo_rows: this loss has no losses of single rows")
         eps, losses = self.config.eps, []
-        directions = [Direction(self.seed, step, row) for row in range(self.config.rows)]
-        with added(forward, directions) as branches:
+        if self._branches is None or self._branches.forward is not forward:
+            self._branches = Branches(forward, self.config.rows)
+        branches = self._branches
+        branches.draw([Direction(self.seed, step, row) for row in range(self.config.rows)])
+        with added(branches):
             for branches.c in (eps, -eps):
                 branches.next = branches.first
                 losses.append(loss_fn.rows())
@@ -94,9 +98,9 @@ class MezoRows(ZerothOrder):
 
 
 @contextmanager
-def added(forward: PerturbedForward, directions: Sequence[Direction]) -> Iterator["Branches"]:
+def added(branches: "Branches") -> Iterator[None]:
     """Let each row of the batches inside see B + c U_i, where i is its number in the whole batch."""
-    branches, hooks, layers = Branches(forward, directions), [], []
+    forward, hooks, layers = branches.forward, [], []
     for module in forward.model.modules():
         if isinstance(module, PreTrainedModel):
             hooks.append(module.register_forward_pre_hook(branches.enter, with_kwargs=True))
@@ -105,7 +109,7 @@ def added(forward: PerturbedForward, directions: Sequence[Direction]) -> Iterato
         layer.forward = partial(branches.compute, name, layer)  # in place of peft's own, which knows one B
         layers.append(layer)
     try:
-        yield branches
+        yield
     finally:
         for hook in hooks:
             hook.remove()
@@ -122,20 +126,27 @@ class Branches:
         first, next: the number of the first row that is computed here, and of the first of the next forward.
     """
 
-    def __init__(self, forward: PerturbedForward, directions: Sequence[Direction]) -> None:
-        params, ranks, self.c = forward.params, forward.ranks, 0.0
-        of_ranks = split_sizes(len(directions), ranks.size)
-        self.first = self.next = sum(of_ranks[: ranks.rank]) if ranks.split == "rows" else 0
+    def __init__(self, forward: PerturbedForward, rows: int) -> None:
+        params, ranks, self.forward, self.c = forward.params, forward.ranks, forward, 0.0
+        self.first = self.next = sum(split_sizes(rows, ranks.size)[: ranks.rank]) if ranks.split == "rows" else 0
         self.u: dict[str, Tensor] = {}
         self._layout: Any = None
-        params.noise.begin_pass()
-        for span in params.spans(params.tensors):
-            drawn = torch.zeros(len(directions), span.numel, device=span.theta.device)
-            for row, direction in zip(drawn, directions, strict=True):
-                params.noise.update_(span, row, [(direction, 1.0)], [1.0])
+        self._spans = [
+            (span, torch.empty(rows, span.numel, device=span.theta.device)) for span in params.spans(params.tensors)
+        ]
+        self._sums = torch.empty(0)  # of a layer's output and branch
+        for span, drawn in self._spans:
             for piece in span.pieces:
                 part = drawn[:, piece.offset : piece.offset + piece.numel]
-                self.u[piece.name] = part.view(len(drawn), *piece.shape)
+                self.u[piece.name] = part.view(rows, *piece.shape)
+
+    def draw(self, directions: Sequence[Direction]) -> None:
+        """Draw U of each row."""
+        noise, self._layout = self.forward.params.noise, None
+        noise.begin_pass()
+        for span, drawn in self._spans:
+            for row, direction in zip(drawn.zero_(), directions, strict=True):
+                noise.update_(span, row, [(direction, 1.0)], [1.0])
 
     def enter(self, _: Any, args: Any, inputs: dict[str, Any]) -> None:
         """Take over the layout of a forward that begins."""
@@ -149,12 +160,24 @@ class Branches:
         """Return W0 x + (B + c U) A x of each token, by its row. x: [1, tokens, inputs], or [rows, 1, inputs]."""
         if self._layout is None:
             raise UserError("optimizer=mezo_rows: the rows of this model's family are not packed")
-        out, inner = layer.base_layer(x), layer.lora_A["default"](x).float().flatten(0, 1)
+        out = layer.base_layer(x)
+        flat, tokens = out.view(-1, out.shape[-1]), x.flatten(0, 1)
+        inner = (layer.lora_A["default"].weight.to(x.dtype) @ tokens.T).float().T  # in a third of the time of x A^T
         b = torch.add(layer.lora_B["default"].weight.float(), self.u[name][self._rows], alpha=self.c)
-        total = out.float().flatten(0, 1)
+        total = self._in_float32(flat)
         if len(inner) == len(b):  # what the head reads
             total += torch.bmm(b, inner.unsqueeze(2))[..., 0]
         else:
             for one, part, of_row in zip(b, total.split(self._counts), inner.split(self._counts), strict=True):
                 part.addmm_(of_row, one.T)
-        return total.view_as(out).to(out.dtype)
+        if total is not flat:
+            flat.copy_(total)
+        return out
+
+    def _in_float32(self, flat: Tensor) -> Tensor:
+        """Return a tensor itself if it is float32, else a copy, in memory that is used for one layer after the other."""
+        if flat.dtype == torch.float32:
+            return flat
+        if self._sums.numel() < flat.numel():
+            self._sums = torch.empty(flat.numel(), device=flat.device)
+        return self._sums[: flat.numel()].view_as(flat).copy_(flat)
