@@ -450,6 +450,10 @@ class Config(Settings):
         name = metric or self.chosen_metric
         return -self.order_of(name) * float(scores[name]), float(scores["loss"])
 
+    def best_step(self, evaluations: Mapping[int, Mapping[str, Any]]) -> int:
+        """Return the step with the best value of the chosen metric; of equal ones the lower loss, then the earlier."""
+        return min((*self.rank(line), step) for step, line in evaluations.items())[-1]
+
     def calls(self, steps: int, total: int | None = None) -> int:
         """Return the calls of the first `steps` steps of a run of `total` steps, by default `steps` of this config.
 

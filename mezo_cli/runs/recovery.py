@@ -8,13 +8,12 @@ lines, checkpoints, the evaluation's line. So a power cut can lose only what fol
 import hashlib
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import Config, Splits
+from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import trajectory
-from mezo_cli.runs.atomic import file_sha256, write_atomically
+from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.run import Run, utc_now
 
 log = logging.getLogger("mezo")
@@ -26,6 +25,8 @@ def find_resume_step(config: Config, run: Run) -> int | None:
     It is the last step up to which the trajectory (without one: the checkpoint `last`) and metrics.jsonl are complete.
     If a crash has lost what followed it, the log says so. What it reads is repaired.
     """
+    if not any(path.exists() for path in (run.lines.path, run.trajectory, run.checkpoints)):
+        return None  # a new run
     lines, bad_line = run.lines.read_valid()
     run.completions()  # refuses damage
     has_trajectory = config.optimizer.replayable
@@ -77,24 +78,6 @@ def _complete_until(config: Config, lines: list[dict[str, Any]], steps: int) -> 
         if step < steps and config.evaluates_at(step) and step not in evaluated:
             return step, f"the evaluation of step {step}"
     return steps, ""
-
-
-def check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
-    """Refuse to resume a run with other rows than it began with, or another file as `data.keep`."""
-    before, keep, why = run.info(), config.data.keep, "changed since this run began, so it cannot be resumed"
-    if before.get("data_fingerprint") not in (None, splits.fingerprint):
-        raise UserError(f"{run.path}: the data have {why}")
-    if before.get("keep_sha256") not in (None, keep_sha256(config)):
-        raise UserError(f"{run.path}: data.keep={keep} has {why}")
-
-
-def keep_sha256(config: Config) -> str | None:
-    """Return the sha256 of the content of `data.keep`; None for no file."""
-    file = config.data.keep
-    try:
-        return None if file is None else file_sha256(Path(file))
-    except OSError as error:
-        raise UserError(f"data.keep={file}: {error.strerror}") from error
 
 
 # --- another end: `mezo resume RUN steps=N` ---

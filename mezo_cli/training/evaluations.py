@@ -11,7 +11,6 @@ from mezo_cli.console import ProgressReporter, describe_completion, progress_bar
 from mezo_cli.errors import RunFailed, UserError, did_you_mean, join
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs.scores import format_score
-from mezo_cli.training import restore
 from mezo_cli.training.divergence import lower_rate
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.prepare import check_same_weights
@@ -59,7 +58,7 @@ class Evaluations:
     def add(self, dev: Mapping[int, Mapping[str, Any]]) -> None:
         """Add evaluations on dev, at least one in all."""
         self.dev |= dev
-        self.best = restore.best_step(self.run_log.config, self.dev)
+        self.best = self.run_log.config.best_step(self.dev)
 
     def on_dev(self, session: Session, progress: ProgressReporter, *, is_last: bool = False) -> None:
         """Evaluate on dev and save checkpoints, if they are due at the current step, or the run ends with it.

@@ -4,21 +4,23 @@ import gc
 import logging
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from mezo_cli import system
-from mezo_cli.config.schema import Config, Example
+from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.splits import limit, shared_rows
 from mezo_cli.distributed.ranks import current
 from mezo_cli.engine.running import running_engine
-from mezo_cli.errors import RunFailed, join
+from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models.quantized import describe
 from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.runs import Run, recovery
+from mezo_cli.runs.atomic import file_sha256
 from mezo_cli.system import explain_device_errors
 from mezo_cli.training import precision, restore
 from mezo_cli.training.divergence import Divergence, check_finite
@@ -55,7 +57,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     found = ranks.from_first(str(recovery.find_resume_step(config, run)) if ranks.is_first else "")
     resumed = None if found == "None" else int(found)  # None for a new run
     load = None if resumed is None else partial(restore.load_for_resume, config, run, resumed)
-    check = None if resumed is None else partial(recovery.check_data_unchanged, config, run)
+    check = None if resumed is None else partial(_check_data_unchanged, config, run)
     prepared = prepare(config, load, check, trains=True)
     _begin(prepared, run, is_new=resumed is None)
     session, sampler, kept, texts = prepared.session, prepared.sampler, prepared.kept, prepared.splits.test
@@ -152,7 +154,7 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
     log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
     run.update(
         data_fingerprint=splits.fingerprint,
-        keep_sha256=recovery.keep_sha256(config),
+        keep_sha256=_keep_sha256(config),
         rows={name: len(rows[name]) if name in rows else None for name in ("train", "dev", "test")},
         prompt=session.encoder.decode(rows["train"][0]),
         **session.objective.describe(),
@@ -178,6 +180,23 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
     check_same_weights(session)
     if session.ranks.size > 1:
         log.info("ranks  %d ranks share the %s of each step", session.ranks.size, session.ranks.split)
+
+
+def _check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
+    """Refuse to resume a run with other rows than it began with, or another file as `data.keep`."""
+    before, keep, why = run.info(), config.data.keep, "changed since this run began, so it cannot be resumed"
+    if before.get("data_fingerprint") not in (None, splits.fingerprint):
+        raise UserError(f"{run.path}: the data have {why}")
+    if before.get("keep_sha256") not in (None, _keep_sha256(config)):
+        raise UserError(f"{run.path}: data.keep={keep} has {why}")
+
+
+def _keep_sha256(config: Config) -> str | None:
+    file = config.data.keep
+    try:
+        return None if file is None else file_sha256(Path(file))
+    except OSError as error:
+        raise UserError(f"data.keep={file}: {error.strerror}") from error
 
 
 def _warn_of_shared_rows(prepared: Prepared) -> None:

@@ -52,7 +52,7 @@ def find_step(config: Config, run: Run, name: str) -> int:
     evaluations = dev_evaluations(config, run, run.metrics(), stop=last + 1 if finished else last)
     if not evaluations:
         raise UserError(f"{run.path}: no evaluation yet, so there is no best step")
-    return best_step(config, evaluations)
+    return config.best_step(evaluations)
 
 
 def dev_evaluations(
@@ -64,11 +64,6 @@ def dev_evaluations(
         if config.evaluates_at(step) and step not in evaluations:
             raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks the evaluation of step {step}")
     return evaluations
-
-
-def best_step(config: Config, evaluations: Mapping[int, Mapping[str, Any]]) -> int:
-    """Return the step with the best value of the chosen metric; of equal ones the lower loss, then the earlier step."""
-    return min((*config.rank(line), step) for step, line in evaluations.items())[-1]
 
 
 def load_step(config: Config, run: Run, step: int, for_resume: bool = False) -> Session:

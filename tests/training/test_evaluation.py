@@ -11,7 +11,6 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.training.prepare import load_session
-from mezo_cli.training.restore import best_step
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -54,10 +53,10 @@ def test_the_best_step_has_the_best_score_then_the_lower_loss_then_is_the_earlie
         ({20: (0.75, 1.0), 10: (0.75, 1.0)}, 10),
     ):
         evaluations = {step: {"accuracy": score, "loss": loss} for step, (score, loss) in scores.items()}
-        assert best_step(config, evaluations) == best
+        assert config.best_step(evaluations) == best
 
 
 def test_metric_loss_picks_the_lowest_loss() -> None:
     config = build_config(["data=demo", "metric=loss"])
     scores = {0: (0.9, 0.5), 10: (0.7, 0.3), 20: (0.8, 0.3)}
-    assert best_step(config, {step: {"accuracy": a, "loss": loss} for step, (a, loss) in scores.items()}) == 10
+    assert config.best_step({step: {"accuracy": a, "loss": loss} for step, (a, loss) in scores.items()}) == 10

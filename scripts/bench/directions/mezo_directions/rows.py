@@ -175,7 +175,7 @@ class Branches:
         return out
 
     def _in_float32(self, flat: Tensor) -> Tensor:
-        """Return a tensor itself if it is float32, else a copy, in memory that is used for one layer after the other."""
+        """Return a tensor itself if it is float32, else a copy, whose memory is used for each layer in turn."""
         if flat.dtype == torch.float32:
             return flat
         if self._sums.numel() < flat.numel():
