@@ -54,12 +54,10 @@ class Engine:
     def attach(self, loaded: LoadedModel, forward: PerturbedForward) -> Members:
         """Return what answers the requests of a session's objective, with the session's weights."""
         self.release()
-        server, engine = self._server, self._settings
+        server = self._server
         if not server.is_started:
             self.record["version"] = server.start(self._max_length)
-            processes = getattr(engine, "tensor_parallel", 1)
-            sharded = f" in {processes} processes" if processes != 1 else ""
-            log.info("engine %s %s, %s%s", engine.name, self.record["version"], engine.dtype, sharded)
+            log.info("engine %s %s, %s", self._settings.name, self.record["version"], self._settings.dtype)
         by = Adapters if self.config.peft.name == "lora" else WorkerWeights
         self._members = by(server, forward, loaded)
         return self._members
@@ -70,9 +68,7 @@ class Engine:
         session.objective = by_engine.attach(session.objective, self, rows[:CHECKED_ROWS])
 
     @torch.no_grad()
-    def check(
-        self, forward: PerturbedForward, own: Callable[[], Tensor], by_engine: Callable[[], Tensor], rows: int
-    ) -> None:
+    def check(self, forward: PerturbedForward, own: Callable[[], Tensor], by_engine: Callable[[], Tensor]) -> None:
         """Compare scores by the engine with the model's own, at theta and with perturbed weights, once in a process.
 
         Both compute those of some rows, with theta or one sign: [rows, ...].
@@ -103,7 +99,7 @@ class Engine:
                 f"{self.config.model.path} itself (by {error:.2g}, allowed is {allowed:.2g})"
             )
         self._server.is_started = True
-        log.info("engine its scores of %d rows are the model's own, up to %.1g", rows, error)
+        log.info("engine its scores are the model's own, up to %.1g", error)
 
     def update(self, optimizer: Optimizer, step: int, result: StepResult) -> None:
         """Follow an update of the session's weights: that of step number `step` (from 0)."""

@@ -4,8 +4,7 @@ An objective asks for one member after the other, under `PerturbedForward.losses
 request, and the requests for the next members are sent before the answers of this one are used, so that the server
 computes while mezo rewards completions.
 
-mezo's own copy of theta is the authoritative one: it is updated by the optimizer as in every run, and checkpoints and
-the trajectory come from it.
+mezo's own copy of theta is the authoritative one: checkpoints and the trajectory come from it.
 """
 
 import copy
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mezo_cli.adapters.adapter import WEIGHTS
@@ -154,11 +153,8 @@ class Adapters(Members):
         os.chmod(self._root.name, 0o755)  # a server may be another user's process
         self._template = Path(self._root.name) / "template"
         loaded.adapter.save(self._template)
-        saved = load_file(self._template / WEIGHTS)
         # peft leaves the adapter's own name out of the names of its tensors
         self._names = {name: f"base_model.model.{name.replace('.default.', '.')}" for name in self._params.tensors}
-        if sorted(self._names.values()) != sorted(saved):
-            raise ValueError("the tensors that are trained are not those of the saved adapter")
         (self._template / WEIGHTS).unlink()
 
     def send(self, prompts: Prompts, settings: Settings, members: Sequence[Member]) -> Wait:
@@ -171,15 +167,13 @@ class Adapters(Members):
     def _complete(self, prompts: Prompts, settings: Settings, folders: Sequence[str], theta: str) -> list[list[Any]]:
         for folder in folders:
             if folder not in self._loaded:
-                self._post(self._server.paths.load, folder, lora_path=folder)
+                named = {"lora_name": Path(folder).name, "lora_path": folder}
+                self._server.ask("POST", self._server.paths.load, named)
                 self._loaded.add(folder)
         asked = list(zip(prompts, settings, strict=True))
         answers = self._server.complete_all([(Path(folder).name, *one) for folder in folders for one in asked])
         self._remove([folder for folder in folders if folder != theta])
         return [answers[i : i + len(asked)] for i in range(0, len(answers), len(asked))]
-
-    def _post(self, path: str, folder: str, **more: str) -> None:
-        self._server.ask("POST", path, {"lora_name": Path(folder).name, **more})
 
     def _write(self, member: Member) -> str:
         """Write a member's adapter and return its folder."""
@@ -201,7 +195,7 @@ class Adapters(Members):
 
     def _remove(self, folders: Sequence[str]) -> None:
         for folder in folders:
-            self._post(self._server.paths.unload, folder)
+            self._server.ask("POST", self._server.paths.unload, {"lora_name": Path(folder).name})
             self._loaded.remove(folder)
             shutil.rmtree(folder)
 

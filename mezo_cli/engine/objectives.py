@@ -44,9 +44,7 @@ class EngineScores:
             return scores if scorer.normalizes_first else scores.log_softmax(-1)
 
         batch = own.collate(rows)
-        engine.check(
-            own.forward, lambda: comparable(scorer.log_probs(batch)), lambda: comparable(by_engine(batch)), len(rows)
-        )
+        engine.check(own.forward, lambda: comparable(scorer.log_probs(batch)), lambda: comparable(by_engine(batch)))
         scorer.engine = by_engine
         return own
 
@@ -79,15 +77,13 @@ class EngineAnswers:
     def attach(own: Generation, engine: Engine, rows: Sequence[PromptRow]) -> Generation:
         """Let an engine complete the prompts and score the answers of an objective from now on.
 
-        When it has just started, the log-probabilities of the rows' last tokens are compared with the model's own.
+        When it has just started, the losses of the rows' last tokens are compared with the model's own.
         """
         members = engine.attach(own.loaded, own.forward)
         answers = EngineAnswers(members, own.loaded.tokenizer, own.decoder.ends)
         scored = [with_last_tokens_scored(row) for row in rows]
         batch = own.collate(scored)
-        engine.check(
-            own.forward, lambda: own_log_probs(own, batch), lambda: torch.cat(answers.log_probs(scored)), len(rows)
-        )
+        engine.check(own.forward, lambda: own.answer_losses(batch).cpu(), lambda: answers.losses(scored))
         own.engine = answers
         return own
 
@@ -112,22 +108,14 @@ class EngineAnswers:
                 return Completion(ids[:number], text.of(ids[:number]), False)
         return Completion(ids, text.of(ids), len(ids) >= limit)
 
-    def log_probs(self, rows: Sequence[PromptRow]) -> list[Tensor]:
-        """Return the log-probability of each token of each row's answer: float64 [tokens] per row."""
+    def losses(self, rows: Sequence[PromptRow]) -> Tensor:
+        """Return the sum of the losses of each answer's tokens: float64 [rows]."""
         lengths = [len(row.answer_ids) for row in rows]
         (of_all,) = self._members.token_scores([(row.text, len(row.answer_ids)) for row in rows]).double()
-        return list(of_all.split(lengths))
+        return -torch.stack([of_row.sum() for of_row in of_all.split(lengths)])
 
 
 def with_last_tokens_scored(row: PromptRow) -> PromptRow:
-    """Return a row whose answer is the last tokens of its prompt and answer; a text of one token is taken twice."""
-    text = row.text if len(row.text) > 1 else row.text * 2
-    begin = max(1, len(text) - SCORED)
-    return replace(row, input_ids=text[:begin], answer_ids=text[begin:], skipped=(0, 0))
-
-
-def own_log_probs(objective: Generation, batch: Batch) -> Tensor:
-    """Return the log-probability of every token of the answers, by the model itself: float64 [tokens]."""
-    ids = [torch.tensor(row.answer_ids).to(objective.loaded.device)[:, None] for row in batch.rows]
-    of_words = objective.answer_log_probs(batch)
-    return torch.cat([scores.gather(1, own)[:, 0] for scores, own in zip(of_words, ids, strict=True)]).double().cpu()
+    """Return a row whose answer is the last tokens of its prompt and answer."""
+    begin = max(1, len(row.text) - SCORED)
+    return replace(row, input_ids=row.text[:begin], answer_ids=row.text[begin:], skipped=(0, 0))

@@ -19,7 +19,6 @@ from mezo_cli.engine import supervisor
 from mezo_cli.engine.server import Server, UnixConnection
 
 PROGRAM = "vllm.entrypoints.openai.api_server"
-EXTENSION = "mezo_cli.engine.shards.Shards"
 BLOCK = 32  # tokens: whole blocks are kept and shared. On a CPU vLLM's default is 128
 MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allows for --max-lora-rank
 VARIABLES = {
@@ -78,7 +77,7 @@ class VllmServer(Server):
         }
         flags = ["--enforce-eager", "--disable-uvicorn-access-log", "--no-enable-log-requests"]
         if rank is None:
-            options["worker-extension-cls"] = EXTENSION
+            options["worker-extension-cls"] = "mezo_cli.engine.shards.Shards"
         else:
             options |= {"max-loras": settings.max_loras, "max-cpu-loras": settings.max_loras + 1}
             options["max-lora-rank"] = next((allowed for allowed in MAX_RANKS if allowed >= rank), rank)

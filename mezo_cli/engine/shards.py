@@ -71,14 +71,9 @@ class Shards:
         return [list(block) for _, _, block in self._mezo_held]
 
     def _mezo_coordinates(self, what: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield the checkpoint's tensors with each element's tensor number, row or column, counted from 1.
-
-        float32 holds them exactly up to 2^24.
-        """
+        """Yield the checkpoint's tensors with each element's number of tensor, row or column, from 1 (at most 2^24)."""
         for number, (name, shape) in enumerate(self._mezo_tensors):
             rows, columns = as_matrix(shape)
-            if max(rows, columns, len(self._mezo_tensors)) >= 1 << 24:
-                raise ValueError(f"{name} has more rows or columns than the layout can be found for: {shape}")
             down, right = torch.arange(1.0, rows + 1)[:, None], torch.arange(1.0, columns + 1)
             values = {"tensor": torch.tensor(number + 1.0), "row": down, "column": right}[what]
             yield name, values.expand(rows, columns).reshape(shape).contiguous()

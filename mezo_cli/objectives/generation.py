@@ -211,13 +211,14 @@ class Generation(Objective):
 
     def counts(self, batch: Batch) -> Tensor:
         """Return the sum of the losses of the answers' tokens, and their number: float64 [1, 2]."""
-        losses = self._answer_losses(batch)
+        losses = self.answer_losses(batch)
         return torch.stack([losses.sum(), (batch.labels != IGNORED).sum().to(losses)]).unsqueeze(0)
 
-    def _answer_losses(self, batch: Batch) -> Tensor:
+    def answer_losses(self, batch: Batch) -> Tensor:
         """Return the sum of the losses of each answer's tokens: float64 [rows]."""
         if self.engine is not None:
-            return -torch.stack([of_row.sum() for of_row in self.engine.log_probs(batch.rows)])
+            losses: Tensor = self.engine.losses(batch.rows)
+            return losses
         logits = self._answer_logits(batch)
         # Row by row: in float64 the logits of a whole batch are large.
         loss = partial(F.cross_entropy, reduction="sum", ignore_index=IGNORED)
@@ -313,7 +314,7 @@ class Generation(Objective):
                 record |= {"golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
             columns |= _figures(completions)
         if self.loss_from_counts:
-            sums, tokens = self._answer_losses(batch).cpu().numpy(), [len(row.answer_ids) for row in batch.rows]
+            sums, tokens = self.answer_losses(batch).cpu().numpy(), [len(row.answer_ids) for row in batch.rows]
             columns |= dict(zip(ANSWER, (sums, np.array(tokens, dtype=float)), strict=True))
         self._columns = list(columns)
         return torch.from_numpy(np.stack(list(columns.values()), axis=1)), records

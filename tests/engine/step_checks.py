@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mezo_cli.engine.objectives import own_log_probs, with_last_tokens_scored
+from mezo_cli.engine.objectives import with_last_tokens_scored
+from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.noise import Direction
 
@@ -16,6 +17,14 @@ def losses_and_metrics(run: Path) -> list[dict[str, float]]:
     """Return the losses and the accuracies of the lines of a run's metrics.jsonl."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [{key: line[key] for key in line if key.startswith("loss") or key == "accuracy"} for line in lines]
+
+
+def own_losses(objective: Generation, batch: Batch) -> torch.Tensor:
+    """Return the losses of the answers by the model itself, float64 [rows]."""
+    engine, objective.engine = objective.engine, None
+    losses = objective.answer_losses(batch).cpu()
+    objective.engine = engine
+    return losses
 
 
 def compare_scores(monkeypatch: pytest.MonkeyPatch, rows: Any = None) -> list[float]:
@@ -32,12 +41,12 @@ def compare_scores(monkeypatch: pytest.MonkeyPatch, rows: Any = None) -> list[fl
         own, batch = [], self.collate([row])
         theirs = []
         with torch.no_grad():
-            own.append(own_log_probs(self, batch))
-            theirs.append(torch.cat(engine.log_probs([row])))
+            own.append(own_losses(self, batch))
+            theirs.append(engine.losses([row]))
             for sign in (1, -1):
                 with self.forward.perturbed(Direction(1, step), 0.1, (sign,)):
-                    own.append(own_log_probs(self, batch))
-                    theirs.append(torch.cat(engine.log_probs([row])))
+                    own.append(own_losses(self, batch))
+                    theirs.append(engine.losses([row]))
         assert (own[1] - own[2]).abs().max() > 1e-3  # so that another adapter would be seen
         errors.append(float((torch.stack(own) - torch.stack(theirs)).abs().max()))
 
