@@ -15,16 +15,19 @@ COMMAND = "python scripts/bench/make_step_tables.py"
 BEGIN, END = f"<!-- machines: made by `{COMMAND}` -->", "<!-- machines: end -->"
 
 
-def spread(values: dict[str, float] | None, digits: int = 2) -> str:
-    """Return `1.18 (1.10 to 1.30)`, `1.18` if all rounds agree to these digits, or nothing.
+def median(values: dict[str, float] | None) -> str:
+    """Return `1.18`, or nothing. The records have the spread of the rounds."""
+    return "" if values is None else f"{values['median']:.2f}"
+
+
+def spread(values: dict[str, float]) -> str:
+    """Return `1.18 (1.10 to 1.30)`, or `1.18` if all rounds agree to these digits.
 
     Where there is a bootstrap interval of the median, it takes the place of the smallest and the largest.
     """
-    if values is None:
-        return ""
-    median, *ends = (f"{values[name]:.{digits}f}" for name in ("median", *("low", "high") * ("low" in values)))
-    least, most = ends or (f"{values[name]:.{digits}f}" for name in ("min", "max"))
-    return median if least == most else f"{median} ({least} to {most})"
+    ends = ("low", "high") if "low" in values else ("min", "max")
+    least, most = (f"{values[name]:.2f}" for name in ends)
+    return median(values) if least == most else f"{median(values)} ({least} to {most})"
 
 
 def peak(result: dict[str, Any], name: str) -> str:
@@ -52,8 +55,8 @@ def result_lines(result: dict[str, Any]) -> Iterator[str]:
     for row in result["rows"]:
         cells = [
             row["name"],
-            spread(row["seconds"]),
-            spread(row["reference_over_this"]),
+            median(row["seconds"]),
+            median(row["reference_over_this"]),
             spread(row["this_over_floor"]),
             peak(result, row["name"]),
         ]
