@@ -57,7 +57,7 @@ def export(
 def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) -> None:
     from mezo_cli.adapters.adapter import merge
     from mezo_cli.adapters.base import find_method
-    from mezo_cli.sharing.model_folder import make_card, write_model_folder
+    from mezo_cli.sharing.model_folder import write_model_folder
     from mezo_cli.training import restore
 
     config, method = opened.config, find_method(opened.config.peft)
@@ -68,8 +68,8 @@ def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) 
     step, session = restore.find_step(config, opened.run, opened.checkpoint), opened.load()
     if session.loaded.adapter is not None and not as_adapter and method.merges:
         merge(session.loaded, config.model.compute_dtype)
-    card, where = make_card(opened.run, session, step, repo), repo or str(out.resolve())
-    write_folder(out, lambda folder: write_model_folder(folder, session, card, where))
+    where = str(out.resolve())
+    write_folder(out, lambda folder: write_model_folder(folder, opened.run, session, step, where, repo))
     print_line(f"step {step} of {opened.run.path} written to {out}")
 
 

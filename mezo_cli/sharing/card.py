@@ -5,8 +5,7 @@ Its text is in card.md.jinja. Names and labels in it are somebody else's: none i
 
 import html
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,77 +14,112 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load
 
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import format_duration, printable
+from mezo_cli.models import download
 from mezo_cli.objectives import METRICS
+from mezo_cli.runs import Run
 from mezo_cli.runs.scores import metrics_of
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
+from mezo_cli.training.session import Session
 
 
-@dataclass(frozen=True)
-class Card:
-    """What a model card is made from.
-
-    Attributes:
-        title: the name of the model.
-        step: of the weights.
-        base: the base model's hub id, or the name of its folder.
-        base_on_hub: whether `base` is a hub id.
-        base_revision: its commit on the hub.
-        info: run.json.
-        evaluations: the lines of metrics.jsonl with the scores of the weights, and dev's before training.
-        summary: summary.json; empty if the run has not finished.
-        base_terms: what the base model's own card says of its licence; "" if it is not known.
-        adapter: whether an adapter is exported alone.
-        base_card: the file beside the card that is the base model's own card; "" if there is none.
-        library: what loads it; "" for transformers, or peft for an adapter.
-        pipeline: the task of the `transformers.pipeline` that loads it; None if none does.
-    """
-
-    title: str
-    config: Config
-    step: int
-    base: str
-    base_on_hub: bool
-    base_revision: str | None
-    info: Mapping[str, Any]
-    evaluations: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
-    base_terms: str = ""
-    adapter: bool = False
-    base_card: str = ""
-    library: str = ""
-    pipeline: str | None = None
-
-
-def write_card(card: Card, use: str = "", encoder: InputEncoder[Any] | None = None) -> str:
-    """Return the text of README.md.
+def write_card(
+    run: Run,
+    session: Session,
+    step: int,
+    repo: str | None,
+    use: str,
+    library: str,
+    pipeline: str | None = None,
+    encoder: InputEncoder[Any] | None = None,
+    base_card: str = "",
+) -> str:
+    """Return the text of README.md about the weights of a step of a run.
 
     Args:
-        card: the facts.
+        run: has run.json, the scores of these weights and of dev before training, and summary.json if it has finished.
+        session: of the run.
+        step: of the weights.
+        repo: the hub id that the folder will have; None if it will not be uploaded.
         use: how to use it, in Markdown.
+        library: what loads it: transformers, peft (an adapter alone) or mezo.
+        pipeline: the task of the `transformers.pipeline` that loads it; None if none does.
         encoder: of the model's rows, whose prompt and label words are told.
+        base_card: the file beside the card that is the base model's own card; "" if there is none.
     """
-    prompt, settings = "", card.config.optimizer.model_dump().items()
+    config, info, base_id = session.config, run.info(), hub_id(session.config)
+    base, task, optimizer = base_id or base_name(config), config.task, config.optimizer
+    title = repo or f"{base.rpartition('/')[2]}-{task.name}-{optimizer.name}"
+    evaluations = [
+        line
+        for line in run.metrics()
+        if line["kind"] == "eval" and (line["step"] == step or (line["step"], line["split"]) == (0, "dev"))
+    ]
+    names = dict.fromkeys(name for line in evaluations for name in metrics_of(line))
+    own = [line for line in evaluations if line["step"] == step and line["split"] in ("dev", "test")]
+    metrics = sorted(names, key=lambda name: name == "loss")
+    scores = [(line, name) for line in own for name in metrics if name != "loss" and name in line]
+    results = [_result(config, info, line, name, pipeline) for line, name in scores]
+    terms, prompt = read_terms(download.fetch(config.model, weights=False)), ""
     if isinstance(encoder, ClassificationEncoder):
         columns = tuple(f"[{column}]" for column in encoder.task.columns)
         prompt = encoder.decode(encoder.encode(Example(columns, 0)))
+    metadata = ModelCardData(
+        base_model=base_id,
+        license=terms or None,
+        library_name=library,
+        pipeline_tag=pipeline,
+        tags=["mezo", "zeroth-order-optimization"],
+        datasets=[str(task.hub.path)] if config.data.name == "hub" else None,
+        model_name=title,
+        eval_results=results or None,
+    )
     text = ModelCard.from_template(
-        _metadata(card),
+        metadata,
         template_str=files("mezo_cli.sharing").joinpath("card.md.jinja").read_text(encoding="utf-8"),
-        card=card,
-        config=card.config,
-        task=card.config.task,
-        optimizer=card.config.optimizer,
-        settings=", ".join(f"{name} {value}" for name, value in settings if name != "name"),
+        title=title,
+        step=step,
+        base=base,
+        base_id=base_id,
+        base_card=base_card,
+        base_terms=terms,
+        revision=session.loaded.revision,
+        info=info,
+        evaluations=evaluations,
+        summary=run.read_summary() if (run.path / "summary.json").is_file() else {},
+        config=config,
+        task=task,
+        optimizer=optimizer,
+        settings=", ".join(f"{name} {value}" for name, value in optimizer.model_dump().items() if name != "name"),
+        library=library,
         use=use,
         encoder=encoder,
         prompt=prompt,
-        metrics=_metrics(card),
+        metrics=metrics,
         duration=format_duration,
         plain=plain,
         code=code,
         cell=lambda text: code(text).replace("|", "\\|"),
     )
     return printable(str(text)).rstrip() + "\n"
+
+
+def _result(
+    config: Config, info: Mapping[str, Any], line: Mapping[str, Any], name: str, pipeline: str | None
+) -> EvalResult:
+    """Return a metric of an evaluation for the hub, with the data set's own name of a split that is taken whole."""
+    task, on_hub, split = config.task, config.data.name == "hub", line["split"]
+    own_name = task.hub.test if split == "test" else task.hub.dev
+    return EvalResult(
+        task_type=pipeline or "text-classification",
+        dataset_type=str(task.hub.path) if on_hub else f"{task.name}-{config.data.name}",
+        dataset_name=task.name if on_hub else f"{task.name} (data={config.data.name})",
+        dataset_config=task.hub.name if on_hub else None,
+        dataset_split=own_name if on_hub and own_name else split,
+        dataset_revision=info.get("data_revision"),
+        metric_type=(METRICS.load(name).hub_name if name in METRICS.names else "") or name,
+        metric_name=f"{split} {name}",
+        metric_value=round(float(line[name]), 6),
+    )
 
 
 def plain(text: str) -> str:
@@ -100,6 +134,17 @@ def code(text: str) -> str:
     return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
 
 
+def hub_id(config: Config) -> str | None:
+    """Return the base model's id on the hub; None for an embedded model and for a local folder."""
+    path = config.model.path
+    return None if config.model.is_embedded or download.local_folder(path) is not None else path
+
+
+def base_name(config: Config) -> str:
+    """Return a name of a base model that is not on the hub: that of its folder."""
+    return config.model.path if config.model.is_embedded else Path(config.model.path).expanduser().resolve().name
+
+
 def read_terms(folder: Path) -> str:
     """Return the licence that the card in a model's folder names, "" if it names none or cannot be read."""
     try:
@@ -107,47 +152,3 @@ def read_terms(folder: Path) -> str:
     except Exception:  # whatever its YAML makes the library raise: the card is somebody else's
         return ""
     return licence if isinstance(licence, str) else ""
-
-
-def _metadata(card: Card) -> ModelCardData:
-    task, config = card.config.task, card.config
-    on_hub = config.data.name == "hub"
-    results = [
-        EvalResult(
-            task_type=card.pipeline or "text-classification",
-            dataset_type=str(task.hub.path) if on_hub else f"{task.name}-{config.data.name}",
-            dataset_name=task.name if on_hub else f"{task.name} (data={config.data.name})",
-            dataset_config=task.hub.name if on_hub else None,
-            dataset_split=_split_name(config, line["split"]),
-            dataset_revision=card.info.get("data_revision"),
-            metric_type=(METRICS.load(name).hub_name if name in METRICS.names else "") or name,
-            metric_name=f"{line['split']} {name}",
-            metric_value=round(float(line[name]), 6),
-        )
-        for line in card.evaluations
-        if line["step"] == card.step and line["split"] in ("dev", "test")
-        for name in _metrics(card)
-        if name != "loss" and name in line
-    ]
-    return ModelCardData(
-        base_model=card.base if card.base_on_hub else None,
-        license=card.base_terms or None,
-        library_name=card.library or ("peft" if card.adapter else "transformers"),
-        pipeline_tag=card.pipeline,
-        tags=["mezo", "zeroth-order-optimization"],
-        datasets=[str(task.hub.path)] if on_hub else None,
-        model_name=card.title,
-        eval_results=results or None,
-    )
-
-
-def _metrics(card: Card) -> list[str]:
-    """Return the names of the metrics that the evaluations have, the loss last."""
-    names = dict.fromkeys(name for line in card.evaluations for name in metrics_of(line))
-    return sorted(names, key=lambda name: name == "loss")
-
-
-def _split_name(config: Config, split: str) -> str:
-    """Return the data set's own name of a split where it is taken whole, else mezo's."""
-    own = config.task.hub.test if split == "test" else config.task.hub.dev
-    return str(own) if config.data.name == "hub" and own else split

@@ -1,6 +1,5 @@
 """Write a folder that plain transformers (or peft) loads: model or adapter, tokenizer, model card."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -8,11 +7,10 @@ from typing import Any
 
 from mezo_cli import models
 from mezo_cli.adapters.base import find_method
-from mezo_cli.config.schema import Config
 from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
-from mezo_cli.sharing.card import Card, code, read_terms, write_card
+from mezo_cli.sharing.card import code, hub_id, write_card
 from mezo_cli.tasks.template import quote
 from mezo_cli.training.session import Session
 
@@ -20,20 +18,23 @@ CARD, BASE_CARD = "README.md", "BASE_MODEL.md"
 EXAMPLE = "A text of your own."
 
 
-def write_model_folder(folder: Path, session: Session, card: Card, where: str) -> None:
+def write_model_folder(folder: Path, run: Run, session: Session, step: int, where: str, repo: str | None) -> None:
     """Make a folder with the weights of a session: a plain model, or an adapter that names its base model.
 
     Args:
         folder: does not exist yet.
+        run: that the weights are of.
         session: holds the weights.
-        card: the facts about them.
-        where: the hub id that the folder will have, or its absolute path.
+        step: of the weights.
+        where: the absolute path that the folder will have.
+        repo: the hub id that it will have; None if it will not be uploaded.
     """
-    loaded, config = session.loaded, session.config
+    loaded, config, library, base_card = session.loaded, session.config, "transformers", ""
     models.save(loaded, folder)
     base = download.fetch(config.model)
     base_id = hub_id(config)
     if loaded.adapter is not None:
+        library = "peft"
         loaded.tokenizer.save_pretrained(folder)
         named: dict[str, Any] = json.loads((folder / download.ADAPTER).read_text(encoding="utf-8"))
         named["base_model_name_or_path"] = base_id or str(base.resolve())
@@ -41,10 +42,10 @@ def write_model_folder(folder: Path, session: Session, card: Card, where: str) -
         write_atomically(folder / download.ADAPTER, json.dumps(named, indent=2) + "\n")
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
-        card = dataclasses.replace(card, base_card=BASE_CARD)
-    write_atomically(
-        folder / CARD, write_card(card, _use(session, where, base_id or str(base.resolve())), session.encoder)
-    )
+        base_card = BASE_CARD
+    use, pipeline = _use(session, repo or where, base_id or str(base.resolve())), pipeline_task(session)
+    text = write_card(run, session, step, repo, use, library, pipeline, session.encoder, base_card)
+    write_atomically(folder / CARD, text)
     for file in folder.rglob("*.safetensors"):  # which are written for their owner alone
         file.chmod(0o644)
 
@@ -109,41 +110,3 @@ def _write_load(session: Session, folder: str, base: str) -> str:
         options += f", label2id={{{', '.join(f'{label}: {i}' for i, label in enumerate(labels))}}}"
     lines.append(f"base = {auto}.from_pretrained({quote(base)}{options}{stored}){widened}")
     return "\n".join([*lines, "model = PeftModel.from_pretrained(base, folder).eval()", ""])
-
-
-def make_card(run: Run, session: Session, step: int, repo: str | None) -> Card:
-    """Return the facts of a run for a model card about the weights of `step`, which a session holds."""
-    config, loaded = session.config, session.loaded
-    base_id = hub_id(config)
-    base = base_id or base_name(config)
-    summary = run.read_summary() if (run.path / "summary.json").is_file() else {}
-    evaluations = [
-        line
-        for line in run.metrics()
-        if line["kind"] == "eval" and (line["step"] == step or (line["step"], line["split"]) == (0, "dev"))
-    ]
-    return Card(
-        title=repo or f"{base.rpartition('/')[2]}-{config.task.name}-{config.optimizer.name}",
-        config=config,
-        step=step,
-        base=base,
-        base_on_hub=base_id is not None,
-        base_revision=loaded.revision,
-        info=run.info(),
-        evaluations=evaluations,
-        summary=summary,
-        base_terms=read_terms(download.fetch(config.model, weights=False)),
-        adapter=loaded.adapter is not None,
-        pipeline=pipeline_task(session),
-    )
-
-
-def hub_id(config: Config) -> str | None:
-    """Return the base model's id on the hub; None for an embedded model and for a local folder."""
-    path = config.model.path
-    return None if config.model.is_embedded or download.local_folder(path) is not None else path
-
-
-def base_name(config: Config) -> str:
-    """Return a name of a base model that is not on the hub: that of its folder."""
-    return config.model.path if config.model.is_embedded else Path(config.model.path).expanduser().resolve().name

@@ -5,7 +5,6 @@ command line), rows of the data are left out, and run.json has the sha256 of the
 names, shapes and bytes of all parameters: models/stored_tensors.py), which a replay checks.
 """
 
-import dataclasses
 import hashlib
 import shutil
 from pathlib import Path
@@ -20,8 +19,8 @@ from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.jsonl import write_object
-from mezo_cli.sharing.card import code, write_card
-from mezo_cli.sharing.model_folder import CARD, base_name, hub_id, make_card
+from mezo_cli.sharing.card import base_name, code, hub_id, write_card
+from mezo_cli.sharing.model_folder import CARD
 from mezo_cli.training import restore
 from mezo_cli.training.session import Session
 
@@ -76,9 +75,8 @@ def write_trajectory_run(
     for file in (run.lines.path, run.path / "summary.json", run.trajectory, run.initial_state_file):
         if file.exists():
             shutil.copyfile(file, folder / file.name)
-    card = make_card(run, session, int(weights["best"]["step"]), repo)
-    card = dataclasses.replace(card, adapter=False, library="mezo", pipeline=None)
-    write_atomically(folder / CARD, write_card(card, _use(config, repo, weights)))
+    step, use = int(weights["best"]["step"]), _use(config, repo, weights)
+    write_atomically(folder / CARD, write_card(run, session, step, repo, use, "mezo"))
 
 
 def _portable(config: Config, run: Run, revision: str | None) -> Config:

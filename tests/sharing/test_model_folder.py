@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +24,15 @@ from mezo_cli.adapters.adapter import merge
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.runs import Run
-from mezo_cli.sharing.card import Card, read_terms, write_card
+from mezo_cli.sharing import card as cards
+from mezo_cli.sharing.card import read_terms, write_card
 from mezo_cli.sharing.model_folder import EXAMPLE, pipeline_task, write_model_folder
 from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import environment, error_line, mezo
 from tests.hub_server import Hub
+from tests.report.run_directories import make_run
 
 PAIR = [
     "task.columns=[premise,hypothesis]",
@@ -87,8 +90,8 @@ def exported(folder: Path, base: str, *words: str, adapter: bool = False) -> tup
     expected, name = probabilities(session), pipeline_task(session)
     if session.loaded.adapter is not None and name is not None and not adapter:
         merge(session.loaded, "float32")
-    card = Card("tiny", session.config, 3, Path(base).name, False, None, {}, [], {}, pipeline=name)
-    write_model_folder(folder, session, card, str(folder))
+    run = make_run(folder.parent / f"run of {folder.name}", ended="interrupted")
+    write_model_folder(folder, run, session, 3, str(folder), None)
     return session, expected
 
 
@@ -230,7 +233,7 @@ def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_terms_of_the_base_model_are_named(tmp_path: Path) -> None:
+def test_the_terms_of_the_base_model_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build_config(["model=demo", "data=demo"])
     for text, licence in (
         ("---\nlicense: mit\n---\n# x", "mit"),
@@ -244,13 +247,13 @@ def test_the_terms_of_the_base_model_are_named(tmp_path: Path) -> None:
             (tmp_path / "README.md").unlink()
         assert read_terms(tmp_path) == licence
     task = config.task.replace(name="<b>`x`", labels=["a\n# b", "<script>"])
-    odd = config.replace(task=task)
-    text = write_card(Card("t\n# <i>", odd, 0, "demo", False, None, {}, [], {}))
+    session: Any = SimpleNamespace(config=config.replace(task=task), loaded=SimpleNamespace(revision=None))
+    monkeypatch.setattr(cards, "read_terms", lambda folder: "mit")
+    run = make_run(tmp_path / "run", ended="interrupted")
+    text = write_card(run, session, 0, "t\n# <i>", "", "transformers", base_card="BASE_MODEL.md")
     assert "\n# t \\# &lt;i&gt;\n" in text
     assert "the task `` <b>`x` `` (a \\# b, &lt;script&gt;)" in text
     assert "| task | &lt;b&gt;\\`x\\`, version 1 |" in text
     assert "<script>" not in text
-    card = Card("x", config, 0, "demo", False, None, {}, [], {}, base_terms="mit", base_card="BASE_MODEL.md")
-    text = write_card(card)
     assert yaml.safe_load(text.split("---")[1])["license"] == "mit"
     assert "Its card names the licence `mit`. Its own card is in BASE_MODEL.md." in text
