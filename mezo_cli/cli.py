@@ -55,7 +55,10 @@ Base = Annotated[
     Path | None, typer.Option("--base", metavar="DIR", help="The folder of the base model, in place of the run's.")
 ]
 Jobs = Annotated[
-    int, typer.Option("--jobs", metavar="N", help="Of a sweep: how many jobs run at a time here, each with its share.")
+    int,
+    typer.Option(
+        "--jobs", min=1, metavar="N", help="Of a sweep: how many jobs run at a time here, each with its share."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 QuietTraining = Annotated[
@@ -122,11 +125,13 @@ def train(
         from mezo_cli.commands import sweep
 
         raise typer.Exit(sweep.sweep(overrides or [], config_dir, jobs, prints, quiet))
-    from mezo_cli.commands import train
-
     if cfg is not None:
-        train.show_config(overrides or [], config_dir)
+        from mezo_cli.config import compose
+
+        print(compose.show_config(overrides or [], config_dir), end="")
     else:
+        from mezo_cli.commands import train
+
         train.train(overrides or [], config_dir, quiet)
 
 
@@ -182,7 +187,9 @@ def tune(
             help="A key to search over; may be repeated. Default: optimizer.lr, .eps, from a tenth to ten times.",
         ),
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", help="How many trainings, those done before included.")] = 20,
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, help="How many trainings, those done before included.")
+    ] = 20,
     config_dir: ConfigDir = None,
     quiet: QuietTraining = False,
 ) -> None:
@@ -337,13 +344,13 @@ def data(
 @app.command(rich_help_panel="Before training")
 def doctor(
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, help="The time for the checks; loading is not in it.")
+    ] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Check a setup before training: label words, data, signal, cost. Writes nothing."""
-    if not seconds > 0 or seconds == float("inf"):
-        raise UserError(f"--seconds {seconds:g}: give a number above 0")
     from mezo_cli.commands import doctor
 
     doctor.doctor(overrides or [], seconds, as_json, config_dir)

@@ -64,7 +64,6 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
         (["train", "--path"], "model.path=VALUE or task.hub.path=VALUE"),
         (["runs"], "there is no folder outputs/ here"),
         (["train", f"model.path={'x' * 10_000}"], "x [...] x"),
-        (["data", "task.columns=[sentence,sentence]"], "task.columns=[sentence, sentence]: sentence is named twice"),
         (["train", "task=demo-arithmetic"], "or use objective=generate, for which the task has a prompt"),
         (["eval", "nowhere"], "nowhere: no such folder"),
         (["resume", "nowhere"], "nowhere: no such run directory"),

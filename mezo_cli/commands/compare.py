@@ -5,10 +5,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from mezo_cli.commands.open_run import OUTPUTS, folders_or_outputs
-from mezo_cli.console import make_console, print_line, print_warning
+from mezo_cli.console import make_console, print_line, print_warning, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.report import output
 from mezo_cli.report.paper import find_table
@@ -38,6 +36,8 @@ def compare(folders: Sequence[Path], table: str | None, out: Path | None, as_jso
         print_line(f"wrote {out}")
 
 
-def show_folder(folder: Path, console: Console) -> None:
+def show_folder(folder: Path) -> None:
     """Show the comparison of the runs under a folder, at the end of a sweep or a search."""
-    output.show(comparison([folder], console.width, log.warning), console)
+    log.info("")
+    with training_output(False) as console:
+        output.show(comparison([folder], console.width, log.warning), console)

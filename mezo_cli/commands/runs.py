@@ -59,8 +59,6 @@ def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quie
         print_line(json.dumps(document, indent=2))
     elif quiet:
         for run in listed:
-            if "\n" in run.name:
-                raise UserError(f"{run.name!r}: a name with a line feed, and -q prints one path per line: rename it")
             print_line(str(folder / run.name))
     elif not listed:
         print_line(f"no runs under {folder}")

@@ -40,8 +40,6 @@ def sweep(
         prints: whether the commands are printed instead.
         quiet: whether only the directory, warnings and errors are printed.
     """
-    if at_once < 1:
-        raise UserError(f"--jobs {at_once}: give 1 or more")
     with training_output(quiet or prints):
         plan = plan_sweep(overrides, config_dir)
         return _run(plan, _make_record(plan), at_once, prints, quiet)
@@ -191,21 +189,14 @@ def _conclude(plan: SweepPlan, quiet: bool) -> int:
     if {"interrupted", "missing"} & set(statuses):
         log.info("continue with: mezo resume %s", shlex.quote(relative_path(plan.directory)))
     if finished and not quiet:
-        show_comparison(plan.directory)
+        from mezo_cli.commands.compare import show_folder  # imports pandas
+
+        show_folder(plan.directory)
     for number, (job, status) in enumerate(zip(plan.jobs, statuses, strict=True)):
         if status not in ("finished", "running"):
             label = describe_job([one.overrides for one in plan.jobs], number)
             print_failed(f"job {number + 1} ({label})" if label else f"job {number + 1}", job.directory)
     return 0 if set(statuses) <= {"finished", "running"} else 1
-
-
-def show_comparison(folder: Path) -> None:
-    """Show the comparison of the runs in a folder."""
-    from mezo_cli.commands.compare import show_folder  # imports pandas
-
-    log.info("")
-    with training_output(False) as console:
-        show_folder(folder, console)
 
 
 def print_failed(name: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`mezo train`: one run, or the config that it would have."""
+"""`mezo train`: one run."""
 
 import sys
 from collections.abc import Sequence
@@ -12,11 +12,6 @@ from mezo_cli.console import announce, training_output
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import joined
 from mezo_cli.runs import Run
-
-
-def show_config(overrides: Sequence[str], config_dir: str | None) -> None:
-    """Print the composed config."""
-    print(compose.show_config(overrides, config_dir), end="")
 
 
 def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.new_run import check_new_runs
-from mezo_cli.commands.sweep import check_given_again, print_failed, show_comparison, why_not_finished
+from mezo_cli.commands.sweep import check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
@@ -51,8 +51,6 @@ def tune(
     quiet: bool = False,
 ) -> int:
     """Search for the settings with the best result on dev, or continue a search; return the exit status."""
-    if trials < 1:
-        raise UserError(f"--trials {trials}: give 1 or more")
     base, plan = _compose_base(overrides, config_dir)
     searched = parse_ranges(ranges, base)
     kept = [text for text in split_own_code(overrides)[0] if not text.lstrip("+").startswith("hydra")]
@@ -240,7 +238,9 @@ class _Search:
         of_them = f", {pruned} of them pruned" if pruned else ""
         log.info("%d of %d trials finished%s", len(ends) - len(failed), len(ends), of_them)
         if "finished" in ends.values() and not self.quiet:
-            show_comparison(self.folder)
+            from mezo_cli.commands.compare import show_folder  # imports pandas
+
+            show_folder(self.folder)
         text = "best: none, no trial has ended with a result"
         with suppress(ValueError):  # each has failed or was pruned
             best = self._study.best_trial

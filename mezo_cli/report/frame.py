@@ -132,13 +132,6 @@ class Entry:
         scores = self.summary.get(line["split"]) if line["split"] != "dev" or line is self.best else None
         return (line if "intervals" in line else scores or {}).get("intervals") or {}
 
-    @property
-    def seconds(self) -> float:
-        """How long the training has taken, or has taken so far."""
-        logged, evaluations = self.metrics
-        known = [*logged.get("seconds", ())[-1:], *(line["seconds"] for line in evaluations[-1:])]
-        return float(self.summary.get("seconds", max(known, default=0.0)))
-
     def forwards(self, step: int) -> int:
         """Return the forwards of a batch until a step, those before the first step included."""
         before = sum(self.info[what]["forwards"] for what in BEFORE_TRAINING if what in self.info)

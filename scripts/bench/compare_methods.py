@@ -116,7 +116,7 @@ class Method:
                 self.gains[seed].iloc[-1],
                 run.score("dev", "loss"),
                 run.score("test"),
-                run.seconds,
+                run.summary["seconds"],
             )
             for seed, run in self.tests.items()
         }

@@ -110,7 +110,7 @@ def test_print_shows_commands_that_run_what_is_left(
         (["seed=1,2", "hydra.sweep.subdir=a,b"], ["hydra.sweep.subdir takes one"]),
         (["seed=1,2", "hydra.sweep.dir=./${seed}"], ["a sweep has one directory"]),
         (["seed=1,2", "hydra/sweeper=optuna"], ["hydra/sweeper=optuna", "a sweep is a grid", "mezo tune"]),
-        (["seed=1,2", "--jobs=0"], ["--jobs 0: give 1 or more"]),
+        (["seed=1,2", "--jobs=0"], ["Invalid value for '--jobs'"]),
         (["seed=1,2", "--jobs=2", "--print"], ["--print runs nothing"]),
     ],
 )
