@@ -81,23 +81,15 @@ def case_config(name: str, folder: Path, device: str) -> Config:
     return build_config([*given, *words])
 
 
-def keeps_places(config: Config) -> bool:
-    """Return whether nothing in a step changes shape or address.
-
-    Backpropagation is left out, and a window: it goes on to another direction in each place.
-    """
-    return "mezo" in config.optimizer.name and getattr(config.optimizer, "window", None) is None
-
-
 def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) -> dict[str, HostWaits]:
-    """Build the run, take four steps, replay two, and evaluate; fit a linear probe instead, if that is the optimizer.
+    """Build the run, take two steps, replay them, and evaluate; fit a linear probe instead, if that is the optimizer.
 
     Args:
         config: of a case.
         read: see `HostWaits`.
 
     Returns:
-        What the host did in each of these: first, step, third, fourth, replay, evaluation; or probe, evaluation.
+        What the host did in each of these: first, step, replay, evaluation; or probe, evaluation.
     """
     session, results = load_session(config, trains=True), []
     hosts: dict[str, HostWaits] = {}
@@ -105,13 +97,13 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
     session.exclude_unreachable(rows[0])
     session.keep_states(rows)
     with torch.no_grad():
-        for step, name in enumerate(("first", "step", "third", "fourth") if config.steps else ()):
+        for step, name in enumerate(("first", "step") if config.steps else ()):
             with hosts.setdefault(name, HostWaits(read)):
                 results.append(session.step(rows, step))
         if config.steps:
             with hosts.setdefault("replay", HostWaits(read)):
                 if session.optimizer.replayable:
-                    records = [(step, result.recorded, result.lr) for step, result in enumerate(results[:2])]
+                    records = [(step, result.recorded, result.lr) for step, result in enumerate(results)]
                     again: Any = OPTIMIZERS.implementation(config.optimizer.name)(
                         config.optimizer, config.seed, config.steps
                     )

@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM
 from mezo_cli import models
 from mezo_cli.models.decoding import Decoder, Sampling
 from tests import tiny
-from tests.device_cases import CASES, case_config, keeps_places, take_steps
-from tests.host_waits import HostWaits, moved
+from tests.device_cases import CASES, case_config, take_steps
+from tests.host_waits import HostWaits
 
 _setup_privateuseone_for_python_backend("fakegpu")
 DEVICE = torch.device("fakegpu:0")
@@ -111,8 +111,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
     }
     with replace(replaced), fake_device():
         hosts = take_steps(config, made_up)
-    changes = moved(hosts["third"], hosts["fourth"]) if keeps_places(config) else []
-    return {"moved": changes} | {key: {"waits": host.waits, "copies": host.copies} for key, host in hosts.items()}
+    return {key: {"waits": host.waits, "copies": host.copies} for key, host in hosts.items()}
 
 
 def complete_prompts(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,6 @@ WAITING = {
     "aten::unique_consecutive",
     "aten::unique_dim",
 }
-Place = tuple[int, int, tuple[int, ...]]
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_"}
 MOVING = INDEXING | {"aten::where"}  # these copy an argument that is on the CPU to the device, and wait for the copy
 
@@ -35,19 +34,12 @@ class HostWaits(TorchDispatchMode):
 
     Args:
         read: stands in for reading values, (shape) -> nested lists of floats, on a device that has none. None: read.
-
-    Attributes:
-        shapes: of each operation on the device in turn, its name and the shapes of its tensors.
-        noise: of each call of a noise kernel, where its arrays and its other tensors are: (storage, offset, shape).
     """
 
     def __init__(self, read: Callable[[torch.Size], Any] | None = None) -> None:
         super().__init__()
         self.waits: list[str] = []
         self.copies: list[str] = []
-        self.shapes: list[tuple[str, list[torch.Size]]] = []
-        self.noise: list[tuple[list[Place], list[Place]]] = []
-        self._held: list[Any] = []  # so that no new tensor gets the address of an old one
         self._read = read
         self._tolist = [mock.patch.object(kind, "tolist", lambda x: self.tolist(x)) for kind in (Tensor, FakeTensor)]
         self._plain_tolist = Tensor.tolist
@@ -68,10 +60,6 @@ class HostWaits(TorchDispatchMode):
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         on_device = any(x.device.type != "cpu" for x in given)
         if on_device and not name.startswith("prim::"):
-            self.shapes.append((name, [x.shape for x in given]))
-            if name == "mezo::noise":
-                self._held += [x.untyped_storage() for x in given]
-                self.noise.append(([place(x) for x in args[1]], [place(x) for x in args[2]]))
             indices = [x for x in tree_leaves(args[1]) if isinstance(x, Tensor)] if name in INDEXING else []
             if name in WAITING or any(x.dtype in (torch.bool, torch.uint8) for x in indices):
                 self.waits.append(f"{name} {calling_line()}")
@@ -101,27 +89,6 @@ class HostWaits(TorchDispatchMode):
             return self._read(tensor.shape)
         with torch.utils._python_dispatch._disable_current_modes():
             return self._plain_tolist(tensor)
-
-
-def place(x: Tensor) -> Place:
-    """Return where a tensor is: its storage, the offset in it, and the shape."""
-    return x.untyped_storage()._cdata, x.storage_offset(), tuple(x.shape)
-
-
-def moved(one: HostWaits, other: HostWaits) -> list[str]:
-    """Return what differs between two steps: other operations or shapes, and where the noise kernels found their data.
-
-    Not compared are activations: what is drawn for the rows that a batch looks up, and new outputs.
-    """
-    pairs = enumerate(zip(one.shapes, other.shapes, strict=False))
-    found = [f"operation {i}: {a}, then {b}" for i, (a, b) in pairs if a != b][:3]
-    if len(one.shapes) != len(other.shapes):
-        found.append(f"{len(one.shapes)} operations, then {len(other.shapes)}")
-    for i, ((arrays, rest), (arrays_then, rest_then)) in enumerate(zip(one.noise, other.noise, strict=False)):
-        if rest[0] == rest_then[0] and (arrays[0], rest) != (arrays_then[0], rest_then):
-            found.append(f"noise {i}: {arrays[0]} {rest}, then {arrays_then[0]} {rest_then}")
-    fixed = sum(a[1][0] == b[1][0] for a, b in zip(one.noise, other.noise, strict=False))
-    return found if fixed else [*found, "no call of the noise is where it was"]
 
 
 def calling_line() -> str:

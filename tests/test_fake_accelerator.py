@@ -39,7 +39,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_waits_for_the_device_once(name: str, results: dict[str, Any]) -> None:
     assert "error" not in results[name], results[name]["error"]
-    assert results[name]["moved"] == []  # from a step to the next one: shapes, and where the weights and the noise are
     check_case(name, results[name])
 
 

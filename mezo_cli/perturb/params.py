@@ -18,7 +18,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.perturb.noise import Direction, Noise
 from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.kernels import call_size
-from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, STEPS, round_
+from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, round_
 from mezo_cli.perturb.noise.spans import Span, compute_device
 from mezo_cli.perturb.storage import move_to_flat_storage
 
@@ -214,7 +214,6 @@ class Params:
     def _begin_pass(self, size: int | None) -> list[Span]:
         """Begin a pass, and return the storage of the tensors in spans: on a CPU of about `size` elements if given."""
         self.noise.begin_pass()
-        STEPS.begin_pass()
         if self._spans_of is not self.tensors:
             self._spans, self._spans_of = {}, self.tensors
         if size not in self._spans:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import describe_kernels
 from mezo_cli.perturb.noise.direction import Direction, Shape, Terms, to_float32
-from mezo_cli.perturb.noise.kernels import KernelSet, SmallTensors, call_size, decay_number, step_sample
-from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, ROUND, STEPS, update_kernel
+from mezo_cli.perturb.noise.kernels import KernelSet, call_size, decay_number, keep, step_sample
+from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, ROUND, of_step, update_kernel
 from mezo_cli.perturb.noise.simd import instruction_set
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
@@ -37,11 +37,11 @@ class CounterNoise:
         self.tile = kernels.tile
         self.block = BLOCK
         self._kernels = kernels
-        # of the forwards: their eps is the same at every step
-        self._direction, self._scaled = SmallTensors(step_sample, 1), SmallTensors(scaled, 8)
-        # of the updates
-        self._term_directions, self._term_scaled = SmallTensors(step_sample, 1024), SmallTensors(scaled, 64)
-        self._decays = SmallTensors(_decay_tensor, 64)
+        self._directions, self._scaled, self._decays = (
+            keep(step_sample, 1024),
+            keep(scaled, 64),
+            keep(_decay_tensor, 64),
+        )
 
     def z(
         self, direction: Direction, name: str, shape: Shape, device: Device, start: int = 0, stop: int | None = None
@@ -60,7 +60,7 @@ class CounterNoise:
         is_there = device == theta.device
         whole = (theta, *outs) if is_there else (theta.to(device), *(torch.empty_like(o, device=device) for o in outs))
         kernel = self._kernels.perturb if len(outs) == 1 else self._kernels.perturb_pair
-        rest = (self._direction.get(direction.step, direction.sample, device), self._scaled.get(c, device))
+        rest = (self._directions(direction.step, direction.sample, device), self._scaled(c, device))
         for chunk, part in span.split(self._call_size(device)):
             arrays = [_part(tensor, chunk) for tensor in whole]
             kernel(*arrays, part.tiles, part.keys(direction.seed), *rest)
@@ -90,9 +90,9 @@ class CounterNoise:
                 out[start : start + max_rows] = torch.add(values, cz, alpha=sign)
 
     def begin_pass(self) -> None:
-        """Let the memory of what the updates before needed be used again: see `Noise.begin_pass`."""
-        for kept in (self._term_directions, self._term_scaled, self._decays):
-            kept.begin_pass()
+        """Free what was made for the terms before: see `Noise.begin_pass`."""
+        self._directions.cache_clear()
+        self._scaled.cache_clear()
 
     @torch.no_grad()
     def update_(
@@ -130,15 +130,15 @@ class CounterNoise:
             block = _part(theta, chunk)
             for term, (name, more) in zip(terms, operations, strict=True):
                 kernel = update_kernel(self._kernels, name)
-                kernel(block, *self._inputs(part, term), STEPS.get(term[0].step, ROUND, device), *more)
+                kernel(block, *self._inputs(part, term), of_step(term[0].step, ROUND, device), *more)
         if theta is not stored:
             stored.copy_(theta)
 
     def _inputs(self, part: Span, term: tuple[Direction, float]) -> tuple[Tensor, ...]:
         """Return what an update's kernel draws c z from."""
         (direction, coefficient), device = term, part.segment.device
-        of_direction = self._term_directions.get(direction.step, direction.sample, device)
-        return part.tiles, part.keys(direction.seed), of_direction, self._term_scaled.get(coefficient, device)
+        of_direction = self._directions(direction.step, direction.sample, device)
+        return part.tiles, part.keys(direction.seed), of_direction, self._scaled(coefficient, device)
 
     def _operation(self, decay: float, in_float64: bool, device: torch.device) -> tuple[str, tuple[Tensor, ...]]:
         """Return the name of the kernel that applies a decay, and its last input.
@@ -148,7 +148,7 @@ class CounterNoise:
         value = decay_number(decay, in_float64)
         if value is None:
             return "add", ()
-        return "shrink" if in_float64 else "decay", (self._decays.get(value, device),)
+        return "shrink" if in_float64 else "decay", (self._decays(value, device),)
 
     def _draw_tiles(self, direction: Direction, name: str, tiles: Tensor, c: float) -> Tensor:
         """Return c z for the tiles of these numbers (int32 [T], on the compute device), float32 [T, tile]."""
@@ -158,7 +158,7 @@ class CounterNoise:
         cz = torch.zeros(len(tiles), self.tile, device=device)
         most = self._call_size(device) // self.tile
         keys = _same_keys(direction.seed, name, 1 << max(0, min(most, len(tiles)) - 1).bit_length(), device)
-        rest = (self._direction.get(direction.step, direction.sample, device), self._scaled.get(c, device))
+        rest = (self._directions(direction.step, direction.sample, device), self._scaled(c, device))
         for some, part in zip(tiles.split(most), cz.split(most), strict=True):
             self._kernels.add(part.view(-1), some, keys[: len(some)], *rest)
         return cz[:count]
@@ -166,9 +166,6 @@ class CounterNoise:
     def _call_size(self, device: torch.device) -> int:
         """Return how many elements one call of a kernel should process."""
         return call_size(self._kernels.max_tiles * self.tile, device)
-
-
-# Cached like `SmallTensors`: what does not change from step to step.
 
 
 @lru_cache(maxsize=256)

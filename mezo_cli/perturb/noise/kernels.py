@@ -11,10 +11,9 @@ No fused multiply-add can change a bit, so every device computes the same: the k
 (an entry of a scaled table, or +-c), and multiply theta in float64 by a number that is a float32: an exact product.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import _lru_cache_wrapper, lru_cache, partial
 
 import numpy as np
 import torch
@@ -76,49 +75,13 @@ def step_sample(step: int, sample: int, device: torch.device) -> Tensor:
     return pair
 
 
-class SmallTensors:
-    """A cache of small tensors of one shape that kernels read, by key: to make one takes longer than such a kernel.
+def keep(make: Callable[..., Tensor], most: int) -> "_lru_cache_wrapper[Tensor]":
+    """Return `make`, which makes a small tensor that kernels read, with the `most` last ones kept.
 
-    Their memory is used again, so that at every step they are where they were before: a recorded step (a CUDA graph)
-    reads the addresses of the step that was recorded.
-
-    Args:
-        make: key -> a new tensor.
-        most: the number of tensors that are kept.
+    To make one takes longer than such a kernel. Never in inference mode, whatever the caller's: inference tensors would
+    make the kernels compile once more.
     """
-
-    def __init__(self, make: Callable[..., Tensor], most: int) -> None:
-        self._make, self._most = make, most
-        self._made: OrderedDict[Hashable, Tensor] = OrderedDict()  # the least recently used one first
-        self._of_pass: set[Hashable] = set()
-
-    def begin_pass(self) -> None:
-        """Let tensors that were used before now be overwritten."""
-        self._of_pass.clear()
-
-    def get(self, *key: Hashable) -> Tensor:
-        """Return the tensor of a key. It is valid until the next pass, or until `most` others were asked for."""
-        tensor = self._made.get(key)
-        if tensor is None:
-            tensor = self._made[key] = self._place(key)
-        else:
-            self._made.move_to_end(key)
-        self._of_pass.add(key)
-        return tensor
-
-    # Never in inference mode, whatever the caller's: inference tensors would make the kernels compile once more.
-    @torch.inference_mode(False)
-    def _place(self, key: tuple[Hashable, ...]) -> Tensor:
-        """Return a new tensor, in the memory of one that is not used in this pass, if there is one."""
-        new = self._make(*key)
-        full = len(self._made) >= self._most
-        old = next(
-            (k for k, t in self._made.items() if (full or k not in self._of_pass) and t.device == new.device), None
-        )
-        if old is None:
-            return new
-        self._of_pass.discard(old)
-        return self._made.pop(old).copy_(new)
+    return lru_cache(maxsize=most)(torch.inference_mode(False)(make))
 
 
 def subtract_fraction(theta: Tensor, d: Tensor | float) -> Tensor:

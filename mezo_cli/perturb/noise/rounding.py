@@ -20,8 +20,8 @@ from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import (
     LANES,
     KernelSet,
-    SmallTensors,
     call_size,
+    keep,
     random_words,
     step_sample,
     subtract_fraction,
@@ -31,7 +31,7 @@ from mezo_cli.perturb.noise.spans import Span
 ROUND = (1 << 32) - 1  # in the place of a sample's number, which is never as large
 PER_BLOCK = 4 * 2 * LANES  # elements per block of words: one word serves two
 MAX_ELEMENTS = 1 << 20  # per call on a CPU
-STEPS = SmallTensors(step_sample, 64)  # what the kernels read per step; a pass over the storage begins by `begin_pass`
+of_step = keep(step_sample, 64)  # what the kernels read per step
 KEPT_BITS = {"bfloat16": -(1 << 16), "float16": -(1 << 13)}  # masks of a float32
 
 
@@ -149,8 +149,8 @@ def round_(values: Tensor, span: Span, dtype: torch.dtype, direction: Direction)
     """
     device = span.segment.device
     computed = values if values.device == device else values.to(device)
-    of_step = STEPS.get(direction.step, ROUND, device)
+    named = of_step(direction.step, ROUND, device)
     for chunk, part in span.split(call_size(MAX_ELEMENTS, device)):
-        kernel(dtype, span.tile)(computed[chunk], part.tiles, part.keys(direction.seed), of_step)
+        kernel(dtype, span.tile)(computed[chunk], part.tiles, part.keys(direction.seed), named)
     if computed is not values:
         values.copy_(computed)

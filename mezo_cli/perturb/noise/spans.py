@@ -89,7 +89,6 @@ class Span:
     def __init__(self, segment: Segment, first: int, last: int) -> None:
         self.segment, self.first, self.last = segment, first, last
         self.tile, self.numel = segment.tile, (last - first) * segment.tile  # numel counts the padding
-        self._keys: tuple[Tensor, Tensor] | None = None  # of the segment, and the part of it
         self._parts: dict[int, list[tuple[slice, Span]]] = {}
 
     def slice_of(self, flat: Tensor) -> Tensor:
@@ -108,10 +107,7 @@ class Span:
 
     def keys(self, seed: int) -> Tensor:
         """Return `packed_key` of each tile's tensor, int64 [T]."""
-        whole = self.segment.keys(seed)
-        if self._keys is None or self._keys[0] is not whole:
-            self._keys = whole, whole[self.first : self.last]
-        return self._keys[1]
+        return self.segment.keys(seed)[self.first : self.last]
 
     @cached_property
     def pieces(self) -> list[Piece]:
