@@ -50,7 +50,7 @@ from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import LossFn, RowLossFn, StepResult
 from mezo_cli.optim.mezo import ZerothOrder
-from mezo_cli.optim.update import Moment, Scratch, Sgd, Terms
+from mezo_cli.optim.update import BlockUpdate, Moment, Terms
 from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ log = logging.getLogger("mezo")
 STD_FLOOR = 1e-8  # added to a standard deviation, as in the published code
 
 
-class AnchoredSgd(Sgd):
+class AnchoredSgd(BlockUpdate):
     """SGD, and after each update a decay towards the weights theta0 that the run began with."""
 
     def __init__(self, estimator: Any) -> None:
@@ -73,36 +73,21 @@ class AnchoredSgd(Sgd):
         ((self._kind, self._strength),) = estimator.config.anchor.items()  # l1 or l2, lambda
         self.start: Callable[[Span], Tensor] | None = None  # theta0 of a span
         self._owed: list[float] = []  # lr of the steps without a signal since the last one that had some
-        self._step = Scratch()
+        self._due: list[float] = []  # lr of each step whose anchor is due with the last one: none if it has no signal
 
-    def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
-        """Rebuild which steps have left their anchor to the next one; theta stays."""
-        for record in records:
-            self._due(record)
-
-    def _due(self, record: StepRecord) -> list[float]:
-        """Return the lr of each step whose anchor is due with this one: none if it has no signal."""
+    def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
+        """Note whose anchor is due with this step, and return what computes -lr (1 / N) sum c z of a span."""
         _, coefficients, lr = record
         self._owed.append(lr)
-        if lr == 0 or not any(coefficients):
-            return []
-        due, self._owed = self._owed, []
-        return due
+        has_signal = lr != 0 and any(coefficients)
+        self._due, self._owed = (self._owed, []) if has_signal else ([], self._owed)
+        return partial(self.sum_of, params, self.estimator.estimate(record, lr))
 
-    def apply(self, params: "Params", records: list[StepRecord]) -> None:
-        """Update theta by each record in order."""
-        for record in records:
-            due = self._due(record)
-            decay = params.decay.take(self.own_decay(record), bool(due))
-            terms = self.estimator.estimate(record, record[2])
-            for span in params.blocks() if due else ():
-                theta, step = params.load(span), self._step.view(span)
-                params.noise.update_(span, step.zero_(), terms, [1.0] * len(terms))
-                params.decay_and_subtract(theta, step, decay, partial(self._draw_to_start, span, due))
-                params.round_(span, theta, terms[0][0])
-                params.store(span, theta)
+    def anchor(self) -> "Callable[[Span, Tensor], None] | None":
+        """Return what draws theta of a span towards theta0, if an anchor is due."""
+        return partial(self._draw_to_start, self._due) if self._due else None
 
-    def _draw_to_start(self, span: "Span", due: list[float], theta: "Tensor") -> None:
+    def _draw_to_start(self, due: list[float], span: "Span", theta: "Tensor") -> None:
         """Draw theta, float64, towards theta0 in place: by the anchor of the steps with these lr."""
         from torch.nn.functional import softshrink
 

@@ -134,12 +134,16 @@ class BlockUpdate(Sgd):
     def __init__(self, estimator: Any) -> None:
         super().__init__(estimator)
         self.moments: dict[str, Moment] = {}
-        self.next_step, self.draws = 0, int(estimator.config.samples)
+        self.next_step, self.draws = 0, int(estimator.config.directions)
         self.step = Scratch()
 
     @abstractmethod
     def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
         """Update the scalars, and return what updates the buffers of a span and computes its s, float32 [numel]."""
+
+    def anchor(self) -> "Callable[[Span, Tensor], None] | None":
+        """Return what the step that was planned last does to theta of a span, float64, after it; None: nothing."""
+        return None
 
     def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
         """Rebuild the state from all steps so far; theta stays."""
@@ -153,11 +157,11 @@ class BlockUpdate(Sgd):
         """Update the state, and theta, by each record in order."""
         for some in self.passes(records):
             decays = [params.decay.take(self.own_decay(r), moves=r[2] != 0 and any(r[1])) for r in some]
-            planned = [(record[0], self.plan(params, record)) for record in some]
+            planned = [(record[0], self.plan(params, record), self.anchor()) for record in some]
             for span in params.blocks():
                 theta = params.load(span)
-                for (step, step_of), decay in zip(planned, decays, strict=True):
-                    params.decay_and_subtract(theta, step_of(span), decay)
+                for (step, step_of, anchor), decay in zip(planned, decays, strict=True):
+                    params.decay_and_subtract(theta, step_of(span), decay, anchor and partial(anchor, span))
                     params.round_(span, theta, Direction(self.estimator.seed, step))
                 params.store(span, theta)
 
