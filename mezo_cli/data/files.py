@@ -1,7 +1,7 @@
 """Read a .tsv (GLUE), .csv, .jsonl, .json or .parquet file into a `Table`.
 
-All readers raise `UserError` with file and line for bytes that are not UTF-8, for NUL bytes, and for rows that have
-another number of fields than the header.
+All readers raise `UserError` with file and line for bytes that are not UTF-8, and for rows that have another
+number of fields than the header.
 """
 
 import csv
@@ -33,11 +33,6 @@ def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
         raise UserError(f"{path}: empty file")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UserError(f"{path}:1: the file is UTF-16; save it as UTF-8")
-    if b"\0" in data:
-        line = data.count(b"\n", 0, data.index(b"\0")) + 1
-        raise UserError(f"{path}:{line}: a NUL byte; the file is damaged or no text")
-    if b"\r" in data and b"\n" not in data:
-        raise UserError(f"{path}:1: the lines end in a bare CR; save the file with LF or CRLF line ends")
     try:
         text = data.decode("utf-8")  # with its byte order mark, since exports keep the bytes
     except UnicodeDecodeError as error:

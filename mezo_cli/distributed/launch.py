@@ -24,7 +24,7 @@ class Launch:
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """Return how this process was started; None if it is alone: WORLD_SIZE is 1 or not set."""
-    size = _number(environment, "WORLD_SIZE", 1)
+    size = int(environment.get("WORLD_SIZE") or 1)
     if size == 1:
         return None
     for name in NEEDED:
@@ -32,10 +32,9 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
             raise UserError(
                 f"WORLD_SIZE={size}, but {name} is not set: ranks are started by torchrun, or with {join(NEEDED)} set"
             )
-    rank = _number(environment, "RANK", 0)
+    rank = int(environment["RANK"])
     if not 0 <= rank < size:
         raise UserError(f"RANK={rank}: with WORLD_SIZE={size} it is a number from 0 to {size - 1}")
-    _number(environment, "MASTER_PORT", 0)
     return Launch(rank, size)
 
 
@@ -46,7 +45,7 @@ def check_command(name: str | None) -> None:
         return
     if name is not None and name not in COMMANDS:
         raise UserError(f"mezo {name}: {launch.size} ranks were started; they can share {join(COMMANDS)} alone")
-    if _number(os.environ, "TORCHELASTIC_MAX_RESTARTS", 0):
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0):
         raise UserError("torchrun --max-restarts: ranks do not continue their run: give 0, and then `mezo resume RUN`")
 
 
@@ -75,11 +74,3 @@ def silent_followers() -> Iterator[None]:
             raise
         finally:
             sys.stdout, sys.stderr = before
-
-
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name) or str(default)
-    least = " from 1 on" if name == "WORLD_SIZE" else ""
-    if not text.isdecimal() or (least and int(text) == 0):
-        raise UserError(f"{name}={text}: torchrun sets it; expected a whole number{least}")
-    return int(text)

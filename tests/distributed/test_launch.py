@@ -32,9 +32,6 @@ def test_a_process_by_itself_is_no_rank() -> None:
         ({"RANK": ""}, "RANK is not set"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
         ({"RANK": "2"}, "RANK=2: with WORLD_SIZE=2 it is a number from 0 to 1"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
-        ({"MASTER_PORT": "x"}, "MASTER_PORT=x"),
     ],
 )
 def test_variables_that_are_wrong_are_named(changed: dict[str, str], part: str) -> None:
