@@ -6,6 +6,7 @@ Patched forwards do not perturb weights that a model reads outside their own mod
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.functional import swapped
 from mezo_cli.perturb.noise import Direction
 
 Closure = Callable[[], Tensor | float]
@@ -36,17 +38,15 @@ def loss_with_graph(closure: Closure, tensors: Iterable[Tensor]) -> Tensor:
     So the memory is that of a forward without gradients. A closure that itself takes a gradient needs them: it is
     called again, and they are kept.
     """
-    hooks = [p.register_post_accumulate_grad_hook(_refuse_gradient) for p in tensors if p.requires_grad]
-    try:
-        with torch.enable_grad():
-            try:
-                with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _refuse_activation):
-                    return to_tensor(closure())
-            except _ActivationNeededError:
+    with torch.enable_grad(), ExitStack() as hooks:
+        for p in tensors:
+            if p.requires_grad:
+                hooks.enter_context(p.register_post_accumulate_grad_hook(_refuse_gradient))
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, _refuse_activation):
                 return to_tensor(closure())
-    finally:
-        for hook in hooks:
-            hook.remove()
+        except _ActivationNeededError:
+            return to_tensor(closure())
 
 
 def _refuse_gradient(p: Tensor) -> None:
@@ -70,13 +70,9 @@ def find_uncovered(forward: PerturbedForward, run: Callable[[], object], directi
     reads, noise = _PlainReads(forward.params.tensors), forward.params.noise
     # What forwards call of the noise runs outside the watch: it has to read theta, and may compile its kernels.
     methods = {name: _disable_current_modes()(getattr(noise, name)) for name in ("perturb", "perturb_rows")}
-    unwatched: Any = SimpleNamespace(**methods)
-    forward.params.noise = unwatched
-    try:
-        with forward.perturbed(direction, eps, (1,)), reads:
-            run()
-    finally:
-        forward.params.noise = noise
+    unwatched = swapped("noise", {forward.params: SimpleNamespace(**methods)})
+    with unwatched, forward.perturbed(direction, eps, (1,)), reads:
+        run()
     return [name for name in forward.params.tensors if name in reads.names_read]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
 from mezo_cli.models.quantized import QuantizedLinear
+from mezo_cli.perturb.functional import swapped
 from mezo_cli.system import give_pages_back, mapped_files, trim_malloc
 
 CHUNK = 1 << 24  # bytes of a file that are hashed at a time
@@ -83,11 +84,8 @@ class StreamedLayers:
     @contextmanager
     def unread(self) -> Iterator[None]:
         """Let layers run inside the block without being read or given back."""
-        before, self._held = self._held, True
-        try:
+        with swapped("_held", {self: True}):
             yield
-        finally:
-            self._held = before
 
     def _begin(self, number: int) -> None:
         """Ask for the layer after this one; the last one is followed by the first that does not stay in memory."""

@@ -34,6 +34,7 @@ from mezo_cli.objectives.packing import ATTENTION, PackedLayout, pack_rows, pack
 from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.objectives.streamed_forward import packed_forward
 from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.functional import swapped
 
 PROMPT = -1  # in place of the number of a continuation
 _ROWS = 8192  # of the head that are perturbed and multiplied at a time
@@ -137,11 +138,8 @@ class CandidateScorer:
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the logits of every token after the prompt, float32 [signs, rows, tokens]."""
-        self._whole_vocabulary = True
-        try:
+        with swapped("_whole_vocabulary", {self: True}):
             return self.log_probs(batch)
-        finally:
-            self._whole_vocabulary = False
 
     def _tokens_of(self, row: Any) -> int:
         prompt, candidates, _ = self.read(row)

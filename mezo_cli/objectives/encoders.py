@@ -22,6 +22,7 @@ from mezo_cli.objectives.collate import Arrays, Batch, collate
 from mezo_cli.objectives.packing import ATTENTION, PackedLayout, attend, find_encoder_family, pack_rows
 from mezo_cli.objectives.streamed_forward import packed_forward
 from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.functional import swapped
 from mezo_cli.tasks import ClsEncoder, MlmEncoder
 
 
@@ -172,11 +173,8 @@ class Mlm(_Encoder):
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the whole vocabulary's logits at the mask, float32 [rows, words]."""
-        self._rows = None
-        try:
+        with swapped("_rows", {self: None}):
             return self.logits(batch)
-        finally:
-            self._rows = self._label_rows
 
     def _select_positions(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Keep the mask position of each row of a padded batch: [rows, length, width] -> [rows, 1, width]."""

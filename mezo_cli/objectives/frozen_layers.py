@@ -9,7 +9,7 @@ computed in groups that do not change, whichever batch asks first: a resumed run
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -65,12 +65,10 @@ class FrozenLayers:
         def look(module: nn.Module, args: Any, states: Tensor) -> None:
             trained.append(states.requires_grad)
 
-        hooks = [layer.register_forward_hook(look) for layer in self._layers]
-        try:
+        with ExitStack() as hooks:
+            for layer in self._layers:
+                hooks.enter_context(layer.register_forward_hook(look))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
         self.count = [*trained, True].index(True)
         self._rest = self._layers[max(self.count - 1, 0) :]
         self._reads_alone = self._reads and self.count == len(self._layers)
@@ -156,11 +154,8 @@ class FrozenLayers:
             states.append(output)
             raise Computed
 
-        hook = self._layers[self.count - 1].register_forward_hook(stop)
-        try:
+        with self._layers[self.count - 1].register_forward_hook(stop):
             for batch in batches:
                 with suppress(Computed):
                     self._model(**self._inputs_of(batch))
-        finally:
-            hook.remove()
         return states

@@ -13,7 +13,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import Objective
 from mezo_cli.perturb.forward import is_plain_embedding
-from mezo_cli.perturb.functional import swap_params
+from mezo_cli.perturb.functional import swap_params, swapped
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.params import Params
@@ -65,14 +65,11 @@ class PlainCheck:
             raise UserError(f"{refusal}: its scores are wrong (by {error:.2g})")
         if self._flipped is None:
             return
-        tensors, noise = forward.params.tensors, forward.params.noise
-        try:
+        params = forward.params  # of a noise forwards call only the two methods of `_FlippedBits`
+        with swapped("tensors", {params: params.tensors}), swapped("noise", {params: _FlippedBits()}):
             forward.select_reachable(compute)
-            forward.params.noise = _FlippedBits()  # type: ignore[assignment]  # forwards call only these two methods
             with forward.perturbed(Direction(0, 0), 1.0):
                 outputs = compute() if objective.fits_paired_forward(batch) else forward.forward_per_sign(compute)
-        finally:
-            forward.params.tensors, forward.params.noise = tensors, noise
         if not _agree(outputs, torch.stack([self._flipped, plain])):
             raise UserError(
                 f"{refusal}: with perturbed weights its scores are wrong, because some weight is used outside its own "

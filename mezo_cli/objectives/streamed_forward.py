@@ -6,7 +6,7 @@ all forwards by the calls that it would have got; at last each goes from the las
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +19,7 @@ from mezo_cli.models.streaming import StreamedLayers, streamed_layers
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.frozen_layers import Computed, FrozenLayers, Rows
 from mezo_cli.perturb.forward import Perturbation, PerturbedForward
+from mezo_cli.perturb.functional import swapped
 
 SAID_PASSES = 8  # through the layers whose progress is logged: those of the start and of the first step
 STATES_BYTES = 256_000_000  # of the hidden states of forwards that go through a layer together
@@ -86,7 +87,7 @@ class StreamedForward(FrozenLayers):
         """Return the output of layer `stop` - 1 for each forward. `states` are those of the frozen layers, if known."""
         begin, recorded = 0 if states is None else self.count, []
         for z, batch in passes:
-            with self._at(z):
+            with swapped("perturbation", {self._forward: z}):
                 recorded.append(self._record(batch))
         found = [hidden for _, hidden in recorded]
         if states is not None:
@@ -97,7 +98,10 @@ class StreamedForward(FrozenLayers):
             with self.streamed.reading(number):
                 for i, (z, _) in enumerate(passes):
                     args, kwargs = recorded[i][0][number]
-                    with self._at(z), self._forward.paired_forward() if self._forward.num_signs == 2 else nullcontext():
+                    with (
+                        swapped("perturbation", {self._forward: z}),  # no weight is read outside its own module
+                        self._forward.paired_forward() if self._forward.num_signs == 2 else nullcontext(),
+                    ):
                         found[i] = self._layers[number](found[i], *args, **kwargs)
             report(number + 1)
         return found
@@ -105,33 +109,18 @@ class StreamedForward(FrozenLayers):
     def _record(self, batch: Batch) -> tuple[list[Call], Tensor]:
         """Return what each layer is called with in the forward of a batch, and the hidden states of the first."""
         calls, before = list[Call](), list[Tensor]()
-        patched = [layer.forward for layer in self._layers]
 
         def record(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             calls.append((args, kwargs))
             before.append(hidden_states)
-            if len(calls) == len(patched):
+            if len(calls) == len(self._layers):
                 raise Computed
             return hidden_states
 
-        try:
-            for layer in self._layers:
-                layer.forward = record
-            with self.streamed.unread(), suppress(Computed):
-                self._run(batch)
-        finally:
-            for layer, forward in zip(self._layers, patched, strict=True):
-                layer.forward = forward
+        recording = swapped("forward", dict.fromkeys(self._layers, record))
+        with recording, self.streamed.unread(), suppress(Computed):
+            self._run(batch)
         return calls, before[0]
-
-    @contextmanager
-    def _at(self, z: Perturbation | None) -> Iterator[None]:
-        """Let forwards inside see the weights of a forward. No weight is read outside its own module."""
-        now, self._forward.perturbation = self._forward.perturbation, z
-        try:
-            yield
-        finally:
-            self._forward.perturbation = now
 
 
 def packed_forward(model: Any, forward: PerturbedForward, *args: Any, **kwargs: Any) -> FrozenLayers:

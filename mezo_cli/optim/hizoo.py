@@ -53,15 +53,12 @@ class Preconditioned(BlockUpdate):
     @contextmanager
     def probing(self, forward: "PerturbedForward") -> Iterator[float]:
         """Let forwards see z / sqrt(H), and yield the eps to perturb by."""
+        from mezo_cli.perturb.functional import swapped
         from mezo_cli.perturb.noise.by_tensor import DividedNoise
 
-        params, noise = forward.params, forward.params.noise
-        try:
-            divided: Any = DividedNoise(noise, params.span_of, self._root_of)  # forwards call only its methods
-            params.noise = divided
+        params = forward.params
+        with swapped("noise", {params: DividedNoise(params.noise, params.span_of, self._root_of)}):
             yield self.estimator.config.eps
-        finally:
-            params.noise = noise
 
     def _root_of(self, span: "Span") -> "Tensor":
         """Return sqrt(H) of a span; the one before is no longer valid."""

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import ALONE, Ranks
-from mezo_cli.perturb.functional import ModulePlan, ScratchBuffer, linear_per_sign, split_signs, swap_params
-from mezo_cli.perturb.member_weights import MemberRows, MemberWeights, swapped
+from mezo_cli.perturb.functional import ModulePlan, ScratchBuffer, linear_per_sign, split_signs, swap_params, swapped
+from mezo_cli.perturb.member_weights import MemberRows, MemberWeights
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.low_rank import Factors, LowRankNoise
 from mezo_cli.perturb.params import Params
@@ -126,19 +126,16 @@ class PerturbedForward:
             raise RuntimeError("`perturbed` goes around `materialized`: inside, forwards are not patched")
         if self._planned_for is not self.params.tensors:
             self.perturb_whole(self._read_outside_module)
-        before, whole = self.perturbation, dict[Tensor, Tensor]()
-        try:
-            self.perturbation = Perturbation(direction, eps, signs)
+        whole, perturbation = dict[Tensor, Tensor](), Perturbation(direction, eps, signs)
+        with swapped("perturbation", {self: perturbation}):
             for name in self._read_outside_module if len(signs) == 1 else ():  # no patched forward reads these
                 p, span = self.params.tensors[name], self.params.span_of[name]
                 out = torch.empty(span.numel, dtype=p.dtype, device=p.device)
-                self.params.noise.perturb(direction, span, self.perturbation.coefficient, out)
+                self.params.noise.perturb(direction, span, perturbation.coefficient, out)
                 whole[p] = out[: p.numel()].view(p.shape)
             # A graph would be that of theta, not of the perturbed weights.
             with swapped("data", whole), torch.no_grad():
                 yield
-        finally:
-            self.perturbation = before
 
     @property
     def num_signs(self) -> int:
@@ -168,13 +165,10 @@ class PerturbedForward:
         """
         perturbations = [None if z is None else Perturbation(z, eps, signs) for z in points]
         losses = []
-        try:
-            self.upcoming = perturbations
+        with swapped("upcoming", {self: perturbations}):
             for z in points:
                 with nullcontext() if z is None else self.perturbed(z, eps, signs):
                     losses.append(loss())
-        finally:
-            self.upcoming = ()
         return losses
 
     @property
@@ -190,20 +184,14 @@ class PerturbedForward:
         """
         if self.num_signs != 2 or not self.supports_paired_forward:
             raise ValueError("a paired forward needs both signs, and no weight that is read outside its own module")
-        try:
-            self._paired = True
+        with swapped("_paired", {self: True}):
             yield
-        finally:
-            self._paired = False
 
     @contextmanager
     def using_compute_dtype(self, dtype: torch.dtype) -> Iterator[None]:
         """Let forwards inside compute in `dtype`."""
-        before, self.compute_dtype = self.compute_dtype, dtype
-        try:
+        with swapped("compute_dtype", {self: dtype}):
             yield
-        finally:
-            self.compute_dtype = before
 
     @contextmanager
     def materialized(self, members: "Sequence[Perturbation | None]" = ()) -> Iterator[MemberRows | None]:
@@ -446,11 +434,9 @@ class PerturbedForward:
         if plan.is_empty or plan.size(1) > self.layer_elements:
             return inner_forward(*args, **kwargs)
         with self.scratch.allocate(plan.size(self.num_signs), self.compute_dtype, plan.device) as buffer:
-            self._of_layer = dict(zip(self.perturbation.signs, self._write(plan, buffer), strict=True))
-            try:
+            of_layer = dict(zip(self.perturbation.signs, self._write(plan, buffer), strict=True))
+            with swapped("_of_layer", {self: of_layer}):
                 return inner_forward(*args, **kwargs)
-            finally:
-                self._of_layer = {}
 
     def _module_forward(
         self, module: nn.Module, original_forward: Callable[..., Any], *args: Any, **kwargs: Any
@@ -548,14 +534,11 @@ class PerturbedForward:
         assert self.perturbation is not None
         direction, eps, signs = self.perturbation
         outputs = []
-        for index, sign in enumerate(signs):
-            named = {key: split_signs(value, index) for key, value in kwargs.items()}
-            self._paired = False  # the modules inside see one sign at a time
-            try:
+        with swapped("_paired", {self: False}):  # the modules inside see one sign at a time
+            for index, sign in enumerate(signs):
+                named = {key: split_signs(value, index) for key, value in kwargs.items()}
                 with self.perturbed(direction, eps, (sign,)):
                     outputs.append(swap_params(module, copies[index], original_forward, halves[index], named))
-            finally:
-                self._paired = True
         return torch.cat(outputs)
 
     def _is_perturbed(self, p: Tensor) -> bool:

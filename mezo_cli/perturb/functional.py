@@ -115,6 +115,19 @@ def swap_params(
             del module.__dict__[name]
 
 
+@contextmanager
+def swapped(attribute: str, values: Mapping[Any, Any]) -> Iterator[None]:
+    """Give each object another value of an attribute inside: parameters other `data`, modules another `forward`."""
+    before = {owner: getattr(owner, attribute) for owner in values}
+    try:
+        for owner, value in values.items():
+            object.__setattr__(owner, attribute, value)  # nn.Module's own way looks through all of its tables
+        yield
+    finally:
+        for owner, value in before.items():
+            object.__setattr__(owner, attribute, value)
+
+
 def split_signs(value: Any, index: int) -> Any:
     """Return one sign's half of a paired tensor (0: plus, 1: minus); any other value as it is."""
     return value.chunk(2)[index] if isinstance(value, Tensor) else value

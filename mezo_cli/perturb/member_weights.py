@@ -8,9 +8,7 @@ Where all that is trained are matrices of linear modules without a bias, as in a
 model in one batch: each of these modules multiplies the rows of a member by that member's matrix.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -70,16 +68,3 @@ class MemberRows:
         product = torch.bmm(flat.reshape(self.count, -1, x.shape[-1]), weights.mT).view(*flat.shape[:2], -1)
         product = product if self._places is None else product[self._places]
         return product.view(*x.shape[:-1], -1)
-
-
-@contextmanager
-def swapped(attribute: str, values: Mapping[Any, Any]) -> Iterator[None]:
-    """Give each object another value of an attribute inside: parameters other `data`, modules another `forward`."""
-    before = {owner: getattr(owner, attribute) for owner in values}
-    try:
-        for owner, value in values.items():
-            object.__setattr__(owner, attribute, value)  # nn.Module's own way looks through all of its tables
-        yield
-    finally:
-        for owner, value in before.items():
-            object.__setattr__(owner, attribute, value)
