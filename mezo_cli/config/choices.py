@@ -8,14 +8,13 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.explain import GROUPS, key_owners
 from mezo_cli.config.registry import CHOICES, LOGGERS
-from mezo_cli.errors import UserError, one_line
+from mezo_cli.errors import UserError
 
 Choices = dict[str, dict[str, Path]]  # group -> choice -> its file
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -66,29 +65,11 @@ def find_choices(config_dir: str | None = None) -> Choices:
     return by_group
 
 
-# --- what is wrong with a file ---
-
-
 def locate(path: Path, key: str) -> str:
     """Return ` (FILE:LINE)` of the first line that names a key, or nothing."""
     leaf = re.compile(rf"[\s{{,-]*[\"']?{re.escape(key)}[\"']?\s*:")
     lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
     return next((f" ({path}:{number})" for number, line in lines if leaf.match(line)), "")
-
-
-def problems(choices: Choices) -> Iterator[str]:
-    """Yield why files that are not built in cannot be read or merged: Hydra's own message has neither file nor line."""
-    import yaml
-
-    for path in (path for files in choices.values() for path in files.values() if not path.is_relative_to(CONF)):
-        try:
-            with path.open(encoding="utf-8") as file:  # the error names its line
-                if not isinstance(yaml.safe_load(file), Mapping):
-                    yield f"{path}: expected a mapping of keys to values"
-        except (UnicodeDecodeError, yaml.YAMLError) as error:
-            yield f"{path}: not YAML in UTF-8: {one_line(error)}"
-        except (OSError, ValueError, RecursionError):  # Hydra's own message
-            continue
 
 
 # --- shell completion of overrides: the shell waits for the answer ---

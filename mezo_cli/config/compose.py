@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from mezo_cli.config.base import SettingError, show
-from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate, problems
+from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate
 from mezo_cli.config.explain import GROUPS, key_owners
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import own_of, with_own_code
@@ -207,8 +207,7 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
     try:
         node = compose(config_name=MAIN, overrides=words, return_hydra_config=True)
     except Exception as error:  # whatever goes wrong here is in what the user wrote: overrides and YAML files
-        problem = next(problems(find_choices(config_dir)), None)
-        raise (UserError(problem) if problem else _explained(error)) from error
+        raise _explained(error) from error
     with read_write(node.hydra):  # as they were given
         node.hydra.overrides.task = [text for text in overrides if not text.startswith("hydra")]
         job: Any = OmegaConf.to_container(node.hydra.job, resolve=False)  # an override may contain an interpolation
@@ -258,7 +257,7 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type="))]
-    text = re.sub(r"\w+ raised while composing config: ", "", " ".join(lines[:2])) or type(error).__name__
+    text = re.sub(r"\w+ raised while composing config: ", "", " ".join(lines[:3])) or type(error).__name__
     if does_not_resolve:
         name = re.search(r"Interpolation key '([^']+)'", text)
         near = did_you_mean(name[1], key_owners()) if name else ""
