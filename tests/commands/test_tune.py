@@ -200,7 +200,7 @@ def test_a_trial_whose_loss_is_not_finite_is_the_worst(roberta: Path, movies: Pa
         (["hydra/launcher=basic"], ["one trial after the other"]),
         (["experiment=paper/mezo"], ["grid"]),
         (["max_seconds=5"], ["max_seconds"]),
-        (["--trials", "0"], ["--trials 0"]),
+        (["--trials", "0"], ["Invalid value for '--trials'"]),
     ],
 )
 def test_mistakes_end_in_one_line(more: list[str], parts: list[str], tmp_path: Path) -> None:
