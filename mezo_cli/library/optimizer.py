@@ -18,6 +18,7 @@ from mezo_cli.library.settings import METHOD, ParamsArgument, StepSettings, Upda
 from mezo_cli.library.trajectory import make_header, open_writer
 from mezo_cli.optim.mezo import MezoResult, spsa
 from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.functional import swapped
 from mezo_cli.perturb.noise import Direction, make_noise, to_float32
 from mezo_cli.perturb.params import Params
 from mezo_cli.runs.trajectory import ROUNDINGS, Writer
@@ -264,13 +265,9 @@ class MezoOptimizer(torch.optim.Optimizer):
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Let a model be in eval mode inside, as MeZO needs it (paper, section 2), each module as before at exit."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with swapped("training", {module: module.training for module in model.modules()}):
+        model.eval()
         yield
-    finally:
-        for module, training in before.items():
-            module.training = training
 
 
 def _base_lr(groups: list[dict[str, Any]]) -> float:

@@ -66,11 +66,6 @@ class QuantizedLinear(nn.Linear):
         """Return the weight without the factors, float32."""
         return torch.cat([part.clone() for _, part in self._parts(torch.float32)])
 
-    @property
-    def library(self) -> str:
-        """The library that dequantises, with its version; "" for int8."""
-        return library_of(self.how)
-
     def forward(self, input: Tensor) -> Tensor:
         """Return input weight^T + bias, in the dtype of the input."""
         out = cast(Tensor, _Product.apply(input, self))
@@ -247,7 +242,7 @@ def row_factors(model: nn.Module) -> dict[str, nn.Parameter]:
 def describe(model: nn.Module) -> str:
     """Return how a base is quantised: int8, "nf4 (bitsandbytes 0.50.2)", or none."""
     layer = next(iter(quantized_layers(model).values()), None)
-    return "none" if layer is None else f"{layer.how} ({layer.library})" if layer.library else layer.how
+    return "none" if layer is None else f"{layer.how} ({library_of(layer.how)})".removesuffix(" ()")
 
 
 def count_parameters(model: nn.Module) -> int:

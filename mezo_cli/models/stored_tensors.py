@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
-from mezo_cli.models.quantized import describe, quantized_layers
+from mezo_cli.models.quantized import describe, library_of, quantized_layers
 from mezo_cli.models.streaming import streamed_layers
 from mezo_cli.system import release_file_pages
 
@@ -135,7 +135,7 @@ def fingerprint(model: Any, exclude: Collection[str] = ()) -> str:
         named = [(name, p) for name, p in named if not streamed.has(p)]
     tensors = [(name, p.detach()) for name, p in named]
     for path, layer in quantized_layers(model).items() if streamed is None else ():
-        tensors.append((f"{layer.how}{layer.library}{path}.bits", layer.bits))
+        tensors.append((f"{layer.how}{library_of(layer.how)}{path}.bits", layer.bits))
         tensors.append((f"{path}.scale", layer.scale))
     for name, tensor in tensors:
         total.update(f"{name}{tuple(tensor.shape)}".encode())

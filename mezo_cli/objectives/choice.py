@@ -67,13 +67,9 @@ class Choice(Objective):
 
     # --- scores ---
 
-    def log_probs(self, batch: Batch) -> Tensor:
-        """Return the sum of each candidate's log-probabilities, 0 where a row has fewer: float64 [signs, rows, n]."""
-        return self.scorer.log_probs(batch)
-
     def scores(self, batch: Batch, log_probs: Tensor | None = None) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
-        log_probs = self.log_probs(batch) if log_probs is None else log_probs
+        log_probs = self.scorer.log_probs(batch) if log_probs is None else log_probs
         counts = batch.layout["counts"]
         scores = log_probs / counts.clamp(min=1) if self._own.normalize == "mean" else log_probs
         return scores.masked_fill(counts == 0, -math.inf)
@@ -85,7 +81,7 @@ class Choice(Objective):
             float32 [rows, 2], or [2, rows, 2] under both signs of a perturbation.
         """
         counts = batch.layout["counts"]
-        means = self.log_probs(batch) / counts.clamp(min=1)
+        means = self.scorer.log_probs(batch) / counts.clamp(min=1)
         of_all = means.sum(-1) / (counts > 0).sum(-1)
         return torch.stack([_of_trained(means, batch), of_all], dim=-1).float().squeeze(0)
 
@@ -112,7 +108,7 @@ class Choice(Objective):
 
     def counts(self, batch: Batch) -> Tensor:
         """Return minus the log-probabilities of the tokens of all right candidates, and their number: [signs, 2]."""
-        trained = _of_trained(self.log_probs(batch), batch)
+        trained = _of_trained(self.scorer.log_probs(batch), batch)
         tokens = _of_trained(batch.layout["counts"].expand(len(trained), -1, -1), batch)
         return torch.stack([-trained.sum(-1), tokens.sum(-1).to(trained)], dim=-1)
 
@@ -124,7 +120,7 @@ class Choice(Objective):
         The record's probabilities are the softmax of the scores.
         """
         assert cross_entropy.of_rows is not None
-        log_probs = self.log_probs(batch)
+        log_probs = self.scorer.log_probs(batch)
         scores = self.scores(batch, log_probs)
         tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)
         values = [cross_entropy.of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]

@@ -67,11 +67,8 @@ class _Encoder(Classification):
         if self.frozen is not None:
             signs, logits = self.forward.num_signs, self.frozen.logits(batch)
         else:
-            self._read, signs = batch.positions, 1
-            try:
-                logits = self.model(**batch.layout).logits
-            finally:
-                self._read = None
+            with swapped("_read", {self: batch.positions}):
+                signs, logits = 1, self.model(**batch.layout).logits
         return logits.view(signs, len(batch.rows), -1).squeeze(0).float()
 
     def _inputs_of(self, batch: Batch) -> dict[str, Any]:

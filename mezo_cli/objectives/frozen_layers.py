@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mezo_cli.models.streaming import numbered_layers
 from mezo_cli.objectives.collate import Batch, batches_by_length
 from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.functional import swapped
 
 Rows = Sequence[Any]
 InputsOf = Callable[[Batch], dict[str, Any]]
@@ -113,11 +114,10 @@ class FrozenLayers:
     def _from_layer(self, batch: Batch, states: Tensor, rest: Any) -> Tensor:
         """Return the logits that follow from the output of a layer, `rest`[0]; `rest` are it and those above."""
         setattr(self._parent, self._name, rest)
-        patched, rest[0].forward = rest[0].forward, lambda *args, **kwargs: states
         try:
-            return self._run(batch)
+            with swapped("forward", {rest[0]: lambda *args, **kwargs: states}):
+                return self._run(batch)
         finally:
-            rest[0].forward = patched
             setattr(self._parent, self._name, self._layers)
 
     def _run(self, batch: Batch) -> Tensor:

@@ -86,19 +86,12 @@ def _agree(outputs: Tensor, plain: Tensor) -> bool:
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
     """Let the model's own forwards compute in float32: a module in half precision gets copies as it runs."""
     changed = {
-        module: module.__dict__.get("forward")
+        module: partial(_forward_in_float32, module, module.forward)
         for module in model.modules()
         if any(p.dtype != torch.float32 for p in module.parameters(recurse=False))
     }
-    try:
-        for module in changed:
-            module.forward = partial(_forward_in_float32, module, module.forward)
+    with swapped("forward", changed):
         yield
-    finally:
-        for module, before in changed.items():
-            del module.__dict__["forward"]
-            if before is not None:
-                module.forward = before
 
 
 def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -213,11 +213,10 @@ class PerturbedForward:
             return
         if self.num_signs != 1:
             raise ValueError("a second copy of the weights is made for one sign: use `perturbed` with (1,) or (-1,)")
-        perturbation = self.perturbation
         rows = MemberRows(len(members)) if len(members) > 1 else None
-        if rows is not None:
-            self.perturbation = next(filter(None, members))  # which tensors are perturbed is the same for all
-        try:
+        written = (self.perturbation,) if rows is None else tuple(members)
+        # Which tensors are perturbed is the same for all members.
+        with swapped("perturbation", {self: self.perturbation if rows is None else next(filter(None, members))}):
             if self._planned_for is not self.params.tensors:
                 self.perturb_whole(self._read_outside_module)
             key = self.perturbation is not None, self.compute_dtype
@@ -225,18 +224,15 @@ class PerturbedForward:
                 self._member_plans[key] = self._new_member_plan()
             names, rounded, forwards = self._member_plans[key]
             data = {p: p.data.to(self.compute_dtype) for p in rounded}
-            written = tuple(members) if rows is not None else (perturbation,)
             copies = self._written_members(names, written) if names else {}
             if rows is not None:
                 matrices = {m: copies[self._names[id(m.weight)]] for m in self._owners()}
                 forwards = forwards | {m: partial(rows.linear, matrix) for m, matrix in matrices.items()}
             else:
                 data |= {self.params.tensors[name]: copies[name][0] for name in names}
-            self._materialized, self.perturbation = True, None
-            with swapped("data", data), swapped("forward", forwards), torch.no_grad():
-                yield rows
-        finally:
-            self._materialized, self.perturbation = False, perturbation
+        state = swapped("_materialized", {self: True}), swapped("perturbation", {self: None})
+        with state[0], state[1], swapped("data", data), swapped("forward", forwards), torch.no_grad():
+            yield rows
 
     @property
     def supports_members(self) -> bool:
