@@ -104,6 +104,7 @@ class PerturbedForward:
         self._of_layer: dict[int, dict[str, Tensor]] = {}  # sign -> name -> copy, while a layer runs that was perturbed
         self._member: MemberWeights | None = None
         self._member_of: Any = None  # the perturbations that it was written for
+        self._rounded_copies: dict[nn.Parameter, Tensor] = {}  # of frozen weights in another dtype, for generation
         self._materialized = False
         self._patch(model)
 
@@ -199,7 +200,7 @@ class PerturbedForward:
 
         Inside `perturbed` with one sign these are theta + sign eps z, else theta, all in the compute dtype: the bits
         that patched forwards see. theta is not written. A second copy of the trainable tensors is kept for the next
-        time.
+        time, and one of frozen weights that are stored in another dtype than the compute dtype.
 
         Args:
             members: with more than one, which `supports_members` must allow, their rows share the batches inside. Each
@@ -223,7 +224,7 @@ class PerturbedForward:
             if key not in self._member_plans:
                 self._member_plans[key] = self._new_member_plan()
             names, rounded, forwards = self._member_plans[key]
-            data = {p: p.data.to(self.compute_dtype) for p in rounded}
+            data = {p: self._rounded_copy(p) for p in rounded}
             copies = self._written_members(names, written) if names else {}
             if rows is not None:
                 matrices = {m: copies[self._names[id(m.weight)]] for m in self._owners()}
@@ -270,6 +271,15 @@ class PerturbedForward:
                 forward = forward.__wrapped__
             forwards[module] = forward
         return names, rounded, forwards
+
+    def _rounded_copy(self, p: nn.Parameter) -> Tensor:
+        """Return a parameter in the compute dtype; the copy of one that never changes is kept."""
+        copy = self._rounded_copies.get(p)
+        if copy is None or copy.dtype != self.compute_dtype:
+            copy = p.data.to(self.compute_dtype)
+            if not p.requires_grad and self._names[id(p)] not in self._read_outside_module:
+                self._rounded_copies[p] = copy
+        return copy
 
     def _written_members(self, names: list[str], members: "tuple[Perturbation | None, ...]") -> dict[str, Tensor]:
         """Return these tensors as the members see them, [members, ...]; they are written once inside one `perturbed`.
