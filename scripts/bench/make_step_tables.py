@@ -68,10 +68,7 @@ def machine_lines(name: str, record: dict[str, Any]) -> Iterator[str]:
     machine = record["machine"]
     device = f"{machine['gpu']}, " if machine["gpu"] else ""
     yield f"### {name}"
-    yield (
-        f"{device}{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}. "
-        f"Instruction sets: {', '.join(machine['instruction_sets'])}."
-    )
+    yield f"{device}{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}."
     for result in record["results"]:
         yield ""
         yield from result_lines(result)
