@@ -67,8 +67,6 @@ def resume(
                 "hydra.launcher.KEY=...) and what is the user's own code; when a run ends is changed run by run"
             )
     check_stored([text for job in record.jobs for text in job.overrides], folder / SWEEP)
-    if not Path(record.cwd).is_dir():
-        raise UserError(f"{folder}: the sweep was started in {record.cwd}, which is no folder any more")
     config_dir = check_given_again(folder, record.user_code, split_own_code(given)[1], config_dir)
     with training_output(quiet):
         with contextlib.chdir(record.cwd):  # relative paths in the overrides start there

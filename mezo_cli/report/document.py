@@ -38,6 +38,8 @@ def _document(run: Entry) -> dict[str, Any]:
     optimizer = OPTIMIZERS.implementation(config.optimizer.name)
     gradients = trajectory.scalar_stats(projected_grads(run))
     hidden = ("crc", "kind", "split")
+    reason = run.summary.get("verdict_reason")
+    verdict = f"Verdict: {run.verdict}, {reason}." if run.verdict and reason else ""
     dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
     return {
         "run": run.location,
@@ -52,7 +54,7 @@ def _document(run: Entry) -> dict[str, Any]:
         "steps": {"done": run.steps_done, "planned": config.steps},
         "metric": run.metric,
         "results": results(run),
-        "conclusions": _conclusions(run),
+        "conclusions": [*filter(None, [verdict, gain_sentence(run.summary, config)])],
         **{key: run.summary.get(key) for key in ("difference", "baselines")},
         "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
         "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
@@ -145,13 +147,6 @@ def results(run: Entry) -> list[dict[str, Any]]:
         ordered = {metric: scores[metric] for metric in (run.metric, *scores) if metric in scores}
         found.append({"name": name, "step": line["step"], "interval": " to ".join(ends), **ordered})
     return found
-
-
-def _conclusions(run: Entry) -> list[str]:
-    """Return the verdict with the figures behind it, and what was gained beside a removed bias, where known."""
-    verdict, reason = run.verdict, run.summary.get("verdict_reason")
-    said = [f"Verdict: {verdict}, {reason}."] if verdict and reason else []
-    return [*said, *filter(None, [gain_sentence(run.summary, run.config)])]
 
 
 def gain_sentence(summary: Mapping[str, Any], config: Config) -> str:

@@ -1,4 +1,4 @@
-"""Draw the table of numbers (frame.py) with matplotlib: `curve`, `bars` and `hist`; as SVG for a page, or for a paper.
+"""Draw the table of numbers (frame.py) with matplotlib: `curve` and `hist`; as SVG for a page, or for a paper.
 
 The colours in a page are those of its style sheet, the colours of a figure for a paper those of the page on white.
 """
@@ -106,15 +106,6 @@ def curve(axes: "Axes", rows: pd.DataFrame, series: str, **style: Any) -> None:
     axes.plot(rows.index, rows["value"], color=colour(series), **{"linewidth": 2, **dots, **style})
 
 
-def bars(axes: "Axes", fractions: pd.DataFrame) -> None:
-    """Draw fractions, a column each, that fill the height at every step."""
-    drawn = fractions if len(fractions) > 1 else fractions.loc[[*fractions.index] * 2].set_axis([-0.5, 0.5])
-    axes.stackplot(drawn.index, 100 * drawn.T, colors=[*map(colour, SERIES)], alpha=0.85, linewidth=0)
-    axes.margins(x=0)
-    axes.set_ylim(0, 100)
-    axes.yaxis.set_major_formatter("{x:g}%")
-
-
 def hist(axes: "Axes", sizes: np.ndarray) -> None:
     """Draw positive values in about sqrt(n) bins, 6 to 30, equally wide on a logarithmic scale."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -152,7 +143,8 @@ def score_axis(axes: "Axes", metric: str) -> None:
 
 def run_figures(run: Entry, table: pd.DataFrame, name: str) -> list[dict[str, Any]]:
     """Return the figures of a run, of its rows of the table. `name` is unique in the page."""
-    batches, dev = _split(table)
+    batches = table[table.split == "batch"].set_index("step")
+    dev = table[table.split == "dev"].pivot_table(index="step", columns="metric", values="value", sort=False)
     labels = [metric for metric in dev if metric.startswith("predicted ")]
     gradients = projected_grads(run)
     parts: list[tuple[Any, ...]] = [
@@ -163,12 +155,6 @@ def run_figures(run: Entry, table: pd.DataFrame, name: str) -> list[dict[str, An
     ]
     with drawing():
         return [page_figure(f"{name}-{part}", SIZE, draw, *what) for part, applies, draw, *what in parts if applies]
-
-
-def _split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the rows of the logged steps, by step, and the scores on dev: step -> a column for each metric."""
-    dev = table[table.split == "dev"].pivot_table(index="step", columns="metric", values="value", sort=False)
-    return table[table.split == "batch"].set_index("step"), dev
 
 
 def draw_batches(axes: "Axes", rows: pd.DataFrame, dev: pd.DataFrame) -> Drawn:
@@ -212,9 +198,13 @@ def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
 
 
 def draw_labels(axes: "Axes", fractions: pd.DataFrame) -> Drawn:
-    """Draw the shares of the predicted labels."""
+    """Draw the shares of the predicted labels, which fill the height at every step."""
     fractions = fractions.fillna(0.0).rename(columns=lambda metric: metric.removeprefix("predicted "))
-    bars(axes, fractions)
+    drawn = fractions if len(fractions) > 1 else fractions.loc[[*fractions.index] * 2].set_axis([-0.5, 0.5])
+    axes.stackplot(drawn.index, 100 * drawn.T, colors=[*map(colour, SERIES)], alpha=0.85, linewidth=0)
+    axes.margins(x=0)
+    axes.set_ylim(0, 100)
+    axes.yaxis.set_major_formatter("{x:g}%")
     step_axis(axes)
     note = "The share of the dev rows that get each label. One band that fills the height is a collapse."
     return Drawn("Predictions per label", note, [*zip(SERIES, map(str, fractions), strict=False)])

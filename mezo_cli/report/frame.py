@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mezo_cli.config.schema import Config, data_dir
+from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.stored import read_config
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
@@ -63,7 +63,7 @@ class Entry:
     ) -> None:
         self.run, self.config, self.info, self.status, self.steps_done = run, config, info, status, steps_done
         self.summary, self.scores, self.finished = summary, scores, status == "finished"
-        self.location, self.settings = relative_path(run.path), flatten(config)
+        self.location, self.settings = relative_path(run.path), flatten(to_dict(config))
         self.metric, self.model = config.chosen_metric, Path(config.model.path).name
         self.verdict, self.picked_start = summary.get("verdict", info.get("verdict")), picked_start(summary)
         self.shots, self.data_seed = config.data.shots, config.data_seed

@@ -62,18 +62,13 @@ def is_zero_shot(config: Config) -> bool:
 # --- by key ---
 
 
-def flatten(config: Config) -> dict[str, Any]:
-    """Return every setting by its dotted key."""
-    return flatten_values(to_dict(config))
-
-
-def flatten_values(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     """Return the settings in nested plain values by their dotted keys."""
     settings: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{parent}{name}"
         nested = isinstance(value, dict) and key not in key_owners()
-        settings |= flatten_values(value, f"{key}.") if nested else {key: value}
+        settings |= flatten(value, f"{key}.") if nested else {key: value}
     return settings
 
 
@@ -116,11 +111,11 @@ def default_settings(config: Config) -> dict[str, Any]:
     A choice's values are those of its class and of its file over them; one of the user's own has no file here. The
     default of a choice's own name is the one of conf/config.yaml.
     """
-    expected = flatten_values(defaults())
+    expected = flatten(defaults())
     for group, usual in _usual_choices().items():
         part = getattr(config, group)
-        expected |= flatten_values(type(part)().model_dump(), f"{group}.")
-        expected |= flatten_values(choice_values(group, getattr(part, "name", usual)), f"{group}.")
+        expected |= flatten(type(part)().model_dump(), f"{group}.")
+        expected |= flatten(choice_values(group, getattr(part, "name", usual)), f"{group}.")
         expected[f"{group}.name"] = usual
     if config.data.seed == config.seed:  # as composing sets it
         expected["data.seed"] = config.seed
@@ -129,7 +124,7 @@ def default_settings(config: Config) -> dict[str, Any]:
 
 def changed_settings(config: Config) -> dict[str, dict[str, Any]]:
     """Return the settings that differ from their defaults, choices first: key -> value, default."""
-    expected, values = default_settings(config), flatten(config)
+    expected, values = default_settings(config), flatten(to_dict(config))
     changed = {key: {"value": v, "default": expected.get(key)} for key, v in values.items() if v != expected.get(key)}
     choices = {f"{group}.name": group for group in _usual_choices()}
     ordered = sorted(changed, key=lambda key: key not in choices)
@@ -145,7 +140,7 @@ def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]
     skipped = (*GRID, *NOT_IN_LABELS, *unused(config), "optimizer.name", "peft.name")
     unusual = {
         key: expected.get(key)
-        for key, value in leave_out(flatten(config), skipped).items()
+        for key, value in leave_out(flatten(to_dict(config)), skipped).items()
         if key.startswith(("optimizer.", "peft.")) and value is not None and value != expected.get(key)
     }
     return unusual | ({"probe_c": None} if config.probe_c is not None else {})

@@ -29,17 +29,13 @@ class Range:
     high: float
     value_type: type  # int or float
 
-    @property
-    def is_log(self) -> bool:
-        """Whether the value is drawn by its logarithm."""
-        return self.low > 0 and self.high / self.low >= LOG_FROM
-
     def distribution(self) -> "optuna.distributions.BaseDistribution":
         """Return Optuna's."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         of_type: Any = IntDistribution if self.value_type is int else FloatDistribution
-        return of_type(self.value_type(self.low), self.value_type(self.high), log=self.is_log)
+        by_logarithm = self.low > 0 and self.high / self.low >= LOG_FROM
+        return of_type(self.value_type(self.low), self.value_type(self.high), log=by_logarithm)
 
     def __str__(self) -> str:
         return f"{self.key}={self.value_type(self.low)!r}:{self.value_type(self.high)!r}"
@@ -55,12 +51,7 @@ def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
                 raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
             ranges.append(Range(key, value / 10, value * 10, float))
         return ranges
-    ranges = [_parse_range(text) for text in texts]
-    names = [item.key for item in ranges]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"--range {twice}: given twice")
-    return ranges
+    return [_parse_range(text) for text in texts]
 
 
 def _parse_range(text: str) -> Range:

@@ -9,6 +9,7 @@ import yaml
 
 from mezo_cli.config.choices import CONF
 from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import to_dict
 from mezo_cli.report import paper
 from mezo_cli.report.groups import unlike_paper
 from mezo_cli.report.settings import flatten, method_name, unusual_settings
@@ -51,7 +52,7 @@ EXPERIMENTS = sorted((CONF / "experiment" / "paper").glob("*.yaml"))
 def test_each_paper_experiment_is_a_row_of_the_table(file: Path) -> None:
     """Nothing about it is unusual, its grid ends where the paper's does, and its head repeats its row."""
     config = build_config([f"experiment=paper/{file.stem}", "task=sst2", "data.shots=16"])
-    name, loss, values = method_name(config), config.objective.loss, flatten(config)
+    name, loss, values = method_name(config), config.objective.loss, flatten(to_dict(config))
     assert unusual_settings(config, paper.find_table().usual_settings(name)) == {}
     assert {key: values[key] for key in paper.find_table().settings(name)} == paper.find_table().settings(name)
     swept = yaml.safe_load(file.read_text()).get("hydra", {}).get("sweeper", {}).get("params") or {}
@@ -71,7 +72,7 @@ def test_a_large_model_experiment_is_a_row_of_its_table(name: str, task: str) ->
     """Nothing about it is unusual, and its grid ends where the paper's does, on a task with a grid of its own too."""
     jobs = plan_sweep([f"experiment=paper/opt-13b/{name}", f"task={task}"]).jobs or []
     config, table = jobs[0].config, paper.find_table("opt")
-    method, loss, values = method_name(config), config.objective.loss, flatten(config)
+    method, loss, values = method_name(config), config.objective.loss, flatten(to_dict(config))
     assert table.row("opt-13b", None, method, loss, task) is not None
     assert unusual_settings(config, table.usual_settings(method)) == {}
     assert {key: values[key] for key in table.settings(method, loss)} == dict(table.settings(method, loss))
