@@ -126,9 +126,9 @@ def train(
 
         raise typer.Exit(sweep.sweep(overrides or [], config_dir, jobs, prints, quiet))
     if cfg is not None:
-        from mezo_cli.config import compose
+        from mezo_cli.config import compose, schema, stored
 
-        print(compose.show_config(overrides or [], config_dir), end="")
+        print(stored.dump(schema.to_dict(compose.build_config(overrides or [], config_dir))), end="")
     else:
         from mezo_cli.commands import train
 

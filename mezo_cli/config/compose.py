@@ -30,7 +30,7 @@ from mezo_cli.config.explain import GROUPS, key_owners
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
-from mezo_cli.config.schema import Config, to_dict
+from mezo_cli.config.schema import Config
 from mezo_cli.config.validation import build, check_installed, defaults
 from mezo_cli.errors import UserError, did_you_mean
 
@@ -61,25 +61,6 @@ class Job:
 
 def load(overrides: Sequence[str], config_dir: str | None = None) -> Job:
     """Return the run that a command line means: its config, and its directory by `hydra.run.dir`."""
-    with hydra_session():
-        return _load(overrides, config_dir)[1]
-
-
-def build_config(overrides: Sequence[str], config_dir: str | None = None) -> Config:
-    """Return the config that a command line means."""
-    return load(overrides, config_dir).config
-
-
-def show_config(overrides: Sequence[str], config_dir: str | None) -> str:
-    """Return the composed config as YAML, without Hydra's own part."""
-    with hydra_session() as hydra:
-        node, job = _load(overrides, config_dir)
-        for key, value in to_dict(job.config).items():
-            OmegaConf.update(node, key, value, merge=False, force_add=True)
-        return OmegaConf.to_yaml(hydra.get_sanitized_cfg(node, "job"))
-
-
-def _load(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig, Job]:
     choices = find_choices(config_dir)
     parsed = parse(overrides, choices)
     for override in parsed:
@@ -88,9 +69,15 @@ def _load(overrides: Sequence[str], config_dir: str | None) -> tuple[DictConfig,
             raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
         if override.name.startswith(("hydra/", "hydra.launcher.")):
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
-    node = compose_node([override.text for override in parsed], config_dir)
-    with locating(node, parsed, choices):
-        return node, Job(config_of(node, parsed), _directory(node, "hydra.run.dir").absolute())
+    with hydra_session():
+        node = compose_node([override.text for override in parsed], config_dir)
+        with locating(node, parsed, choices):
+            return Job(config_of(node, parsed), _directory(node, "hydra.run.dir").absolute())
+
+
+def build_config(overrides: Sequence[str], config_dir: str | None = None) -> Config:
+    """Return the config that a command line means."""
+    return load(overrides, config_dir).config
 
 
 def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: Collection[str] = ()) -> Config:

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from mezo_cli.errors import UserError, one_line
 
 def to_yaml(config: Config) -> str:
     """Return the config as the text of `config.yaml`, without what is not stored (own_code.py)."""
-    plain = without_own_code(to_dict(config))
+    return dump(without_own_code(to_dict(config)))
+
+
+def dump(plain: Mapping[str, Any]) -> str:
+    """Return plain nested values as YAML, in their order."""
     return yaml.safe_dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
