@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from mezo_cli.errors import UserError
-from mezo_cli.perturb.member_weights import MemberRows
+from mezo_cli.perturb.functional import MemberRows
 from mezo_cli.perturb.noise.philox import philox, stream_key
 
 # A prompt is padded to at most this many times its length, plus some tokens. On a CPU a batch by itself for each length

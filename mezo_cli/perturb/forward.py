@@ -21,8 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import ALONE, Ranks
-from mezo_cli.perturb.functional import ModulePlan, ScratchBuffer, linear_per_sign, split_signs, swap_params, swapped
-from mezo_cli.perturb.member_weights import MemberRows, MemberWeights
+from mezo_cli.perturb.functional import (
+    MemberRows,
+    MemberWeights,
+    ModulePlan,
+    ScratchBuffer,
+    linear_per_sign,
+    split_signs,
+    swap_params,
+    swapped,
+)
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.low_rank import Factors, LowRankNoise
 from mezo_cli.perturb.params import Params

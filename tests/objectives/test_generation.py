@@ -10,7 +10,7 @@ import pytest
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import generation
 from mezo_cli.perturb import forward
-from mezo_cli.perturb.member_weights import MemberRows
+from mezo_cli.perturb.functional import MemberRows
 from mezo_cli.runs import Run
 from tests.command_line import mezo
 from tests.interruption import interrupt_and_resume, last_weights
