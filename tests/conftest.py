@@ -123,11 +123,11 @@ def no_collection_in_each_run() -> Iterator[None]:
 def no_look_at_mapped_files() -> Iterator[Callable[[], Any]]:
     """Keep the pages of model files in memory, as outside Linux: to list the maps of a process takes milliseconds."""
     from mezo_cli import system
-    from mezo_cli.perturb import storage
+    from mezo_cli.perturb import params
 
     listing = system.mapped_files
     with pytest.MonkeyPatch.context() as patch:
-        for module in (system, storage):
+        for module in (system, params):
             patch.setattr(module, "mapped_files", lambda: [])
         yield listing
 
@@ -135,7 +135,7 @@ def no_look_at_mapped_files() -> Iterator[Callable[[], Any]]:
 @pytest.fixture
 def released_pages(no_look_at_mapped_files: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Release the pages of model files, as a run does: for a test of its memory."""
-    for module in ("mezo_cli.system", "mezo_cli.perturb.storage"):
+    for module in ("mezo_cli.system", "mezo_cli.perturb.params"):
         monkeypatch.setattr(f"{module}.mapped_files", no_look_at_mapped_files)
 
 
