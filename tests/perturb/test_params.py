@@ -8,7 +8,6 @@ from torch import nn
 from transformers import AutoModelForMaskedLM
 
 from mezo_cli.errors import UserError
-from mezo_cli.perturb import storage
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
 
@@ -60,7 +59,7 @@ def test_tensors_are_views_of_flat_storage_and_look_like_tensors_of_their_own() 
 
 
 def test_a_large_tensor_stays_where_it_is_and_a_module_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "SEGMENT", 1 << 13)
+    monkeypatch.setattr("mezo_cli.perturb.params.SEGMENT", 1 << 13)
     layers = nn.ModuleDict({"table": nn.Embedding(64, 256), **{f"l{i}": nn.Linear(64, 50) for i in range(3)}})
     address = layers["table"].weight.data_ptr()
     params = Params(layers, make_noise("gaussian"))
