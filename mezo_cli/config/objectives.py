@@ -34,7 +34,7 @@ class ClsConfig(ObjectiveConfig):
 class LmConfig(ObjectiveConfig):
     """Settings of objective lm."""
 
-    implementation: ClassVar[str] = "mezo_cli.objectives.lm:Lm"
+    implementation: ClassVar[str] = "mezo_cli.objectives.decoder:Lm"
     demonstrates: ClassVar[bool] = True
 
 

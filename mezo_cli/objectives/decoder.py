@@ -1,5 +1,7 @@
 """Score what may follow prompts, by a decoder: the log-probability of each candidate of each row, in one forward.
 
+The objective `lm` scores label words so, and `choice` (choice.py) the candidates of each row.
+
 A row is its prompt and then what is read of its candidates: all but their last tokens, which are only scored. What one
 candidate begins with is read once, for all that begin so. A token attends to the prompt and to the earlier tokens of
 its own continuation, and its position continues the prompt's:
@@ -26,15 +28,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
-from mezo_cli.models import LoadedModel
+from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.objectives.base import linear_in_float32
+from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packing import ATTENTION, PackedLayout, pack_rows, packs_decoder
 from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.objectives.streamed_forward import packed_forward
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import swapped
+from mezo_cli.tasks import LmEncoder
 
 PROMPT = -1  # in place of the number of a continuation
 _ROWS = 8192  # of the head that are perturbed and multiplied at a time
@@ -216,6 +221,62 @@ def plain_log_probs(loaded: LoadedModel, row: Row, number: int, normalizes_first
     logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()[-len(own) - 1 : -1]
     first = 0 if normalizes_first else 1
     return torch.cat([logits[:first], logits[first:].log_softmax(-1)]).gather(1, own.unsqueeze(1)).squeeze(1)
+
+
+class Lm(Classification):
+    """Objective `lm`: how likely a decoder continues a prompt with each label word (paper, section 3.2: OPT).
+
+    The score of a label is the sum of the log-probabilities of its word's tokens after the prompt. The loss is
+    cross-entropy over the labels' scores. The normalizer at the end of the prompt cancels there, so it is left out:
+    where each word is a single token, only the last position goes through the head, and only the words' rows of the
+    head are computed. The further tokens of a word are normalized over the whole vocabulary.
+
+    `label_ids` are the tokens of each label's word, in label order: the candidates of every row.
+    """
+
+    model_kind = CAUSAL_LM
+    encoder_class = LmEncoder
+
+    def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
+        super().__init__(config, loaded, forward, encoder)
+        lengths = list(map(len, self.label_ids))
+        self.scorer = CandidateScorer(
+            loaded.model, forward, lambda row: (row.input_ids, self.label_ids, lengths), "lm", normalizes_first=False
+        )
+        self.supports_paired_forward, self.frozen = self.scorer.is_packed, self.scorer.frozen
+
+    @classmethod
+    def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
+        """Return the scores by the model's own forward: each row with each word alone, over the whole vocabulary."""
+        words, scores = encoder.label_ids, list[Tensor]()
+        for row in rows:
+            texts = row.input_ids, words, list(map(len, words))
+            scores += [plain_log_probs(loaded, texts, n, False).sum() for n in range(len(words))]
+        return torch.stack(scores).view(len(rows), len(words))
+
+    def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
+        """Lay out prompts and label words for one forward."""
+        return self.scorer.lay_out(rows)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] in a paired forward."""
+        return self.scorer.log_probs(batch).float().squeeze(0)
+
+    def fits_paired_forward(self, batch: Batch) -> bool:
+        """Return whether one forward should compute both signs; an engine makes batches of its own."""
+        return self.scorer.engine is not None or super().fits_paired_forward(batch)
+
+    def vocabulary_logits(self, batch: Batch) -> Tensor:
+        """Return the logits of every token after the prompt, float32 [rows, tokens]."""
+        return self.scorer.vocabulary_logits(batch).squeeze(0)
+
+    def output_layer(self) -> tuple[nn.Linear, Tensor]:
+        """Return the head, and its rows of the label words, in label order."""
+        for index, word in enumerate(self.label_ids):
+            if len(word) > 1:
+                raise UserError(f"a linear probe needs label words of one token each, and number {index + 1} has more")
+        head = self.scorer.head
+        return head, torch.tensor([word[0] for word in self.label_ids]).to(head.weight.device)
 
 
 # --- the layout of prompts and continuations ---
