@@ -21,7 +21,7 @@ from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import Run
 from mezo_cli.runs.recovery import change_end
-from mezo_cli.runs.run import STUDY, SWEEP
+from mezo_cli.runs.run import SWEEP, is_sweep
 
 log = logging.getLogger("mezo")
 
@@ -38,19 +38,16 @@ def resume(
     jobs: int = 1,
 ) -> int:
     """Continue a run or a sweep, and return the exit status; a finished run is left as it is."""
-    if (path / SWEEP).is_file() and not (path / "config.yaml").exists():
-        from mezo_cli.commands import sweep  # imports Hydra
+    if is_sweep(path) and not (path / "config.yaml").exists():
+        from mezo_cli.commands import sweep, tune  # they import Hydra
 
         check_command("resume SWEEP")
         if new_reward:
             raise UserError(f"--new-reward: {path} is a sweep; its runs are resumed with another reward one by one")
-        return sweep.resume(path, overrides, config_dir, jobs, quiet)
-    if (path / STUDY).is_file() and not (path / "config.yaml").exists():
-        from mezo_cli.commands import tune
-
-        check_command("resume SWEEP")
-        if new_reward or jobs != 1:
-            raise UserError(f"{path} is a search of `mezo tune`, which runs one trial after the other, each once")
+        if (path / SWEEP).is_file():
+            return sweep.resume(path, overrides, config_dir, jobs, quiet)
+        if jobs != 1:
+            raise UserError(f"{path} is a search of `mezo tune`, which runs one trial after the other")
         return tune.resume(path, overrides, config_dir, quiet)
     for option, given in {"jobs": jobs != 1, "config-dir": config_dir}.items():
         if given:

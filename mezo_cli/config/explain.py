@@ -118,12 +118,8 @@ def key_owners(plug_ins: bool = False) -> dict[str, type[Settings]]:
 
 
 def readers(group: str, name: str) -> list[str]:
-    """Return the choices of a group that have a setting; those of plug-ins are looked at where no other has it."""
-    for plug_ins in (False, True):
-        found = [choice for choice, kind in CHOICES[group].all(plug_ins) if name in kind.model_fields]
-        if found:
-            return found
-    return []
+    """Return the choices of a group that have a setting."""
+    return [choice for choice, kind in CHOICES[group].all() if name in kind.model_fields]
 
 
 def key_schema(key: str) -> dict[str, Any]:

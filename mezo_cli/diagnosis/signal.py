@@ -232,7 +232,9 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
     """
     own = next((row for row in rows if row[:2] == (eps, dtype)), None)
     others = [row for row in rows if row[1] == dtype and row[0] != eps]
-    if own is None or not _is_compared(own, others):
+    is_compared = bool(others) and own is not None and own[2].directions >= COMPARED and own[3] < math.inf
+    # Rounding that hides the signal shows without another eps.
+    if own is None or not (is_compared or MAX_RELATIVE_ERROR < own[2].relative_error < math.inf):
         why, advice = "every g is 0" if noise == math.inf else "too little time", "give more --seconds"
         if hides(noise):
             why, advice = f"rounding alone changes g by up to {percent(noise)}", f"try optimizer.eps={PAPER_EPS:g}"
@@ -268,12 +270,6 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
         rows=[{"eps": e, "dtype": d, **asdict(a), "slope_error": slope} for e, d, a, slope in rows],
     )
     return best or eps
-
-
-def _is_compared(own: Row, others: list[Row]) -> bool:
-    """Return whether the error of the run's own eps is known; rounding that hides the signal shows without another."""
-    enough = bool(others) and own[2].directions >= COMPARED and own[3] < math.inf
-    return enough or MAX_RELATIVE_ERROR < own[2].relative_error < math.inf
 
 
 def _cells(row: Row) -> tuple[str, ...]:
