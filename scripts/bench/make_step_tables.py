@@ -63,12 +63,19 @@ def result_lines(result: dict[str, Any]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
+def has_set(machine: dict[str, Any], name: str) -> bool:
+    """Return whether a CPU has instructions of a kind."""
+    return any(one.startswith(name.lower().replace("-", "")) for one in machine["instruction_sets"])
+
+
 def machine_lines(name: str, record: dict[str, Any]) -> Iterator[str]:
     """Yield the Markdown of one machine."""
     machine = record["machine"]
     device = f"{machine['gpu']}, " if machine["gpu"] else ""
     yield f"### {name}"
-    yield f"{device}{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}."
+    sets = [name for name in ("AVX2", "AVX-512", "AMX") if has_set(machine, name)]
+    where = f"{machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}"
+    yield f"{device}{machine['cpu']}{f' ({sets[-1]})' if sets else ''}, {where}."
     for result in record["results"]:
         yield ""
         yield from result_lines(result)
