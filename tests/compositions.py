@@ -1,22 +1,21 @@
 """Let Hydra compose the files of the same choices once per process: a composition takes 0.1 s, and most tests need one.
 
-Plain values are then set in a copy. Processes of their own, and the tests that
+As in a sweep (sweep/plan.py), plain values are then set in a copy. Processes of their own, and the tests that
 are about composing (`composing_all`), let Hydra compose everything; tests/config/test_compose.py compares the two.
 """
 
-import copy
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
 
 from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, config_dirs, find_choices
 from mezo_cli.config.overrides import Override
+from mezo_cli.sweep import plan as sweep_plan
 
 whole, parse_all = compose.compose_node, compose.parse
 DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir")
@@ -42,32 +41,6 @@ def parsing_once() -> Callable[..., list[Override]]:
     return parse
 
 
-def with_values(node: Any, overrides: Iterable[Override]) -> Any:
-    """Return a copy of a composed node with plain values set, as Hydra sets them after it has merged the files."""
-    changed = copy.deepcopy(node)
-    for override in overrides:
-        try:
-            OmegaConf.update(changed, override.name, override.value, force_add=True)
-        except OmegaConfBaseException as error:
-            raise compose._explained(error) from error
-    return changed
-
-
-def plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:
-    """Return the overrides that set a value, and so change neither which files are merged nor how.
-
-    None where another form of override (`+KEY=`, `~KEY`) is about the same key: then their order matters.
-    """
-    plain = {
-        override.text: override.name
-        for override in parsed
-        if override.form == "CHANGE" and override.name not in choices
-    }
-    others = [override.name for override in parsed if override.text not in plain and override.name not in choices]
-    related = any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in plain.values() for b in others)
-    return set() if related else set(plain)
-
-
 def composing_once() -> Callable[..., Any]:
     """Return what can stand in the place of `compose.compose_node`."""
     made: dict[Any, Any] = {}
@@ -78,13 +51,13 @@ def composing_once() -> Callable[..., Any]:
         choices = built_in_choices(tuple(config_dirs()))
         parsed = compose.parse(overrides, choices)
         own = [override for override in parsed if not override.name.startswith("hydra")]
-        settable = plain_values(own, choices)
+        settable = sweep_plan.plain_values(own, choices)
         plain = [override for override in parsed if override.text in settable or override.name in DIRECTORIES]
         files = [override.text for override in parsed if override not in plain]
         key = (*files, *config_dirs())
         if key not in made:
             made[key] = whole(files, None)
-        node = with_values(made[key], [override for override in plain if override.name not in DIRECTORIES])
+        node = compose.with_values(made[key], [override for override in plain if override.name not in DIRECTORIES])
         with read_write(node), open_dict(node.hydra):
             node.hydra.runtime.cwd = os.getcwd()
             node.hydra.overrides.task = [override.text for override in own]

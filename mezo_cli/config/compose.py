@@ -4,6 +4,7 @@ Hydra composes plain nodes; `validation.build` then checks them, so that types, 
 one place and reported in the same words, wherever a value comes from.
 """
 
+import copy
 import dataclasses
 import os
 import re
@@ -128,6 +129,17 @@ def sweeper_of(node: DictConfig) -> tuple[str, dict[str, str]]:
     if chosen["hydra/sweeper"] != "basic":
         raise UserError(f"hydra/sweeper={chosen['hydra/sweeper']}: {NO_SWEEPERS}")
     return str(chosen["hydra/launcher"]), {str(key): str(value) for key, value in params.items()}
+
+
+def with_values(node: DictConfig, overrides: Iterable[Override]) -> DictConfig:
+    """Return a copy of a composed node with plain values set, as Hydra sets them after it has merged the files."""
+    changed = copy.deepcopy(node)
+    for override in overrides:
+        try:
+            OmegaConf.update(changed, override.name, override.value, force_add=True)
+        except OmegaConfBaseException as error:
+            raise _explained(error) from error
+    return changed
 
 
 def sweep_directories(node: DictConfig, number: int) -> tuple[Path, Path]:

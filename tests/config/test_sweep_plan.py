@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 
+from mezo_cli.config import compose
+from mezo_cli.config.compose import build_config
 from mezo_cli.sweep.plan import plan_sweep
 from tests.config import refused
 
@@ -29,9 +31,34 @@ def test_a_sweep_counts_its_jobs() -> None:
         assert len(plan_sweep(["steps=1", *words]).jobs) == count
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=paper/zero_shot", "task=sst2,rte", "seed=1,2"],
+        ["task=rte,sst2", "task.template='${task.name}{mask}'", "task.name=a,b", "optimizer.lr=1,2"],
+        ["+task.rename.a=label", "task=rte,sst2", "seed=1,2"],
+        ["optimizer=mezo,mezo_adam", "optimizer.lr=1e-3,2e-3", "optimizer.lr=5e-3", "data=files", "data.dir=a,'b c'"],
+        ["task.hub.path=a,b", "task.hub={path: x}"],
+        ["seed=1,2", "hydra.sweep.subdir=${hydra.job.override_dirname}"],
+    ],
+)
+def test_each_job_is_what_hydra_composes_for_it(words: list[str]) -> None:
+    for job in plan_sweep(words).jobs:
+        assert job.config == build_config(job.overrides)
+
+
 def test_pairs_are_validated_too() -> None:
     line = error_of("optimizer=mezo,adamw", "objective.loss=cross_entropy,accuracy")
     assert line.startswith("job 4 of 4 (optimizer=adamw objective.loss=accuracy): objective.loss=accuracy: it has no ")
+
+
+def test_jobs_are_composed_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    compose_node = compose.compose_node
+    monkeypatch.setattr(compose, "compose_node", lambda *args: calls.append(args) or compose_node(*args))
+    assert len(plan_sweep(["seed=range(0,5)", "task=sst2,rte"]).jobs) == 10
+    assert len(calls) == 3  # one for the grid of the files, one per task
 
 
 def test_too_many_jobs_are_refused() -> None:
