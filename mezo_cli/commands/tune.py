@@ -10,28 +10,27 @@ import logging
 import math
 import os
 import shlex
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import chdir, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.commands.sweep import check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.compose import Job
-from mezo_cli.config.explain import key_schema
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import check_stored, for_workers, split_own_code
 from mezo_cli.config.schema import Config
 from mezo_cli.console import announce, print_line, relative_path, training_output
-from mezo_cli.errors import UserError, install
+from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from mezo_cli.runs.run import STUDY, SWEEP
 from mezo_cli.runs.scores import MARK, picked_start
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep.plan import SweepPlan, plan_sweep
+from mezo_cli.sweep.ranges import NAME, Range, open_study, parse_ranges
 from mezo_cli.training import verdict as results
 from mezo_cli.training.verdict import DIVERGED
 
@@ -40,10 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mezo")
 
-NAME = "mezo"  # of the study, and of its attribute that has what is searched
 SAME = ("overrides", "ranges")  # of that attribute: what a search keeps
-DEFAULTS = ("lr", "eps")  # settings of the optimizer, searched from a tenth of their value to ten times it
-LOG_FROM = 10.0  # a range whose ends differ by this factor is searched by the logarithm
 POLL_SECONDS = 0.5  # between two looks at the evaluations of a trial
 
 
@@ -106,88 +102,6 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
     if base.max_seconds is not None and base.at_limit == "stop":
         raise UserError("max_seconds: a training that it stops has no result; give at_limit=finish")
     return base, plan
-
-
-# --- what is searched: ranges of keys, KEY=LOW:HIGH or those around the defaults ---
-
-
-@dataclass(frozen=True)
-class Range:
-    """A key and where its value is searched for, both ends included."""
-
-    key: str
-    low: float
-    high: float
-    value_type: type  # int or float
-
-    def distribution(self) -> "optuna.distributions.BaseDistribution":
-        """Return Optuna's."""
-        from optuna.distributions import FloatDistribution, IntDistribution
-
-        of_type: Any = IntDistribution if self.value_type is int else FloatDistribution
-        by_logarithm = self.low > 0 and self.high / self.low >= LOG_FROM
-        return of_type(self.value_type(self.low), self.value_type(self.high), log=by_logarithm)
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value_type(self.low)!r}:{self.value_type(self.high)!r}"
-
-
-def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
-    """Return the ranges of `--range`, `KEY=LOW:HIGH` each, or of the default keys around their values in `base`."""
-    if not texts:
-        ranges = []
-        for name in (name for name in DEFAULTS if hasattr(base.optimizer, name)):
-            key, value = f"optimizer.{name}", getattr(base.optimizer, name)
-            if not value:
-                raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
-            ranges.append(Range(key, value / 10, value * 10, float))
-        return ranges
-    return [_parse_range(text) for text in texts]
-
-
-def _parse_range(text: str) -> Range:
-    key, _, ends = text.partition("=")
-    shape = f"--range '{text}': expected KEY=LOW:HIGH, e.g. optimizer.lr=1e-6:1e-4"
-    parts = ends.split(":")
-    if not key or len(parts) != 2:
-        raise UserError(shape)
-    value_type: Any = {"integer": int, "number": float}.get(key_schema(key)["type"])
-    if value_type is None or key == "max_seconds":
-        raise UserError(f"--range {key}: this key cannot be searched over; give one that takes a number")
-    try:
-        low, high = (value_type(part) for part in parts)
-    except ValueError as error:
-        raise UserError(f"{shape}; {key} takes {'whole numbers' if value_type is int else 'numbers'}") from error
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise UserError(f"{shape}, LOW below HIGH")
-    return Range(key, low, high, value_type)
-
-
-def open_study(folder: Path, order: int | None = None) -> "optuna.Study":
-    """Open the study of a search, or, where its order is given, create it: 1 where the highest value is the best."""
-    try:
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-    except ModuleNotFoundError as error:
-        raise UserError(f"mezo tune needs Optuna: {install('tune')}") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = folder / STUDY
-    if order is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of parts that Optuna calls experimental
-            storage = JournalStorage(JournalFileBackend(str(path)))
-            if order is None:
-                return optuna.load_study(storage=storage, study_name=NAME)
-            direction: Literal["maximize", "minimize"] = "maximize" if order > 0 else "minimize"
-            return optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
-    except Exception as error:  # whatever it finds in a file that is damaged
-        raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-
-
-# --- the search ---
 
 
 @dataclass
