@@ -60,11 +60,15 @@ class Report:
 def read_report(folders: Sequence[Path], progress: Progress) -> Report:
     """Read all runs under `folders`, at any depth."""
     entries, warnings = read_runs(folders)
+    picked = {run.location for group in group_runs(entries) for run in group.results}
+    shown = sorted((run.location for run in entries[::-1]), key=lambda name: name not in picked)[:MOST_SECTIONS]
     runs, documents = [], {}
     with progress("runs read", len(entries)) as done:
         for number, run in enumerate(entries):
             try:
-                documents[run.location] = document(run)
+                if run.location in shown:
+                    documents[run.location] = document(run)
+                _ = run.metrics  # a file that is damaged is found here
                 runs.append(run)
             except (UserError, OSError) as error:
                 warnings.append(left_out(run.run, error))
@@ -72,10 +76,7 @@ def read_report(folders: Sequence[Path], progress: Progress) -> Report:
     if not runs:
         raise no_runs(folders, warnings)
     groups, table = group_runs(runs), frame(runs)
-    picked = {run.location for group in groups for run in group.results}
-    shown = sorted((run.location for run in runs[::-1]), key=lambda name: name not in picked)[:MOST_SECTIONS]
-    kept = {name: one for name, one in documents.items() if name in shown}
-    return Report(runs, table, groups, panels(groups, table), kept, warnings)
+    return Report(runs, table, groups, panels(groups, table), documents, warnings)
 
 
 def render(report: Report, progress: Progress) -> str:

@@ -70,6 +70,9 @@ class Header:
     nonnegative: list[str] | None = None
 
 
+HEADER = TypeAdapter(Header)
+
+
 def _record(samples: int) -> struct.Struct:
     return struct.Struct(f"<If{samples}f")
 
@@ -216,7 +219,7 @@ def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
         raise UserError(f"{path} is damaged: its header fails its checksum")
     unpacked = zlib.decompressobj().decompress(packed, MAX_HEADER)  # a stranger's file must not fill the memory
     try:
-        header = TypeAdapter(Header).validate_json(unpacked)
+        header = HEADER.validate_json(unpacked)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
