@@ -75,7 +75,10 @@ def parse(setting: Any) -> RewardSpec:
         name = f"{getattr(setting, '__module__', '')}.{getattr(setting, '__qualname__', type(setting).__name__)}"
         return RewardSpec((Part(name, setting),))
     if isinstance(setting, Mapping) and setting:
-        return RewardSpec(tuple(_registered(str(name), value) for name, value in setting.items()))
+        parts = tuple(_registered(str(name), value) for name, value in setting.items())
+        if all(part.weight == 0 for part in parts):
+            raise SettingError(KEY, f"{KEY}={show(setting)}: all weights are 0")
+        return RewardSpec(parts)
     if not isinstance(setting, str) or not setting:
         raise SettingError(KEY, f"{KEY}={show(setting)}: expected {FORMS}")
     name = setting.removeprefix(SHUFFLED)

@@ -110,6 +110,10 @@ def _task(config: Config) -> Conflicts:
         if address is not None and without_credentials(address) != address:
             why = "the address has a user name, a password or a key, which the run would store"
             yield key, f"{why}; log in by hf auth login or HF_TOKEN"
+    for key, names in {"task.columns": task.columns, "logger.names": config.logger.names}.items():
+        for name in names:
+            if names.count(name) > 1:
+                yield key, f"{name} is named twice"
     for source, labels in {"files": task.files.labels, "hub": task.hub.labels}.items():
         if labels and task.labels and len(labels) != len(task.labels):
             why = f"{source}.labels has {len(labels)} names for {len(task.labels)} labels"

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("composing_all")
         ("+task=rte", ["write task=..."]),
         ("~task", ["one choice of each group", "allowed: boolq"]),
         ("objective.name=mml", ["not one of mlm, cls, lm"]),
+        ("logger.names=[wandb,wandb]", ["wandb is named twice"]),
         ("logger=[wandb,trakio]", ["logger.names=trakio", "(did you mean 'trackio'?)"]),
         ("steps=1.5", ["steps=1.5: allowed is a whole number"]),
         ("steps=1e3", ["steps=1000.0: allowed is a whole number"]),

@@ -56,6 +56,7 @@ def test_a_function_is_recorded_with_its_file(name: str, tmp_path: Path, monkeyp
         ),
         ({"exact": "much"}, "objective.reward.exact.weight=much"),
         ({"exact": float("inf")}, "objective.reward.exact.weight=inf"),
+        ({"exact": 0, "f1": 0.0}, "all weights are 0"),
         ({"reward.py:score": 1}, "stands by itself"),
         ("nosuch.py:score", "nosuch.py: No such file"),
         ("not a module:score", "expected a name"),
