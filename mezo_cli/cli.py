@@ -345,7 +345,7 @@ def data(
 def doctor(
     overrides: Overrides = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="The time for the checks; loading is not in it.")
+        float, typer.Option("--seconds", min=0.001, help="The time for the checks; loading is not in it.")
     ] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
