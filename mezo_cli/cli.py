@@ -344,13 +344,13 @@ def data(
 @app.command(rich_help_panel="Before training")
 def doctor(
     overrides: Overrides = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.001, help="The time for the checks; loading is not in it.")
-    ] = 120.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Check a setup before training: label words, data, signal, cost. Writes nothing."""
+    if not seconds > 0 or seconds == float("inf"):
+        raise UserError(f"--seconds {seconds:g}: give a number above 0")
     from mezo_cli.commands import doctor
 
     doctor.doctor(overrides or [], seconds, as_json, config_dir)

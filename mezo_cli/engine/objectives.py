@@ -115,6 +115,7 @@ class EngineAnswers:
 
 
 def with_last_tokens_scored(row: PromptRow) -> PromptRow:
-    """Return a row whose answer is the last tokens of its prompt and answer."""
-    begin = max(1, len(row.text) - SCORED)
-    return replace(row, input_ids=row.text[:begin], answer_ids=row.text[begin:], skipped=(0, 0))
+    """Return a row whose answer is the last tokens of its prompt and answer; a text of one token is taken twice."""
+    text = row.text if len(row.text) > 1 else row.text * 2
+    begin = max(1, len(text) - SCORED)
+    return replace(row, input_ids=text[:begin], answer_ids=text[begin:], skipped=(0, 0))
