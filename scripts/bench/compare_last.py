@@ -7,6 +7,7 @@ Of a folder of run_protocol.py whose bench has `by_last_loss`. Differences are p
 """
 
 import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def tests(folder: Path, in_seconds: bool) -> dict[int, dict[str, float]]:
     if best is None:
         return {}
     scaled = folder / f"seconds-{best[0]:.3g}"
-    entries, _ = read_runs([scaled if in_seconds and scaled.is_dir() else folder / f"test-{best[0]:.3g}"])
+    entries, left_out = read_runs([scaled if in_seconds and scaled.is_dir() else folder / f"test-{best[0]:.3g}"])
+    for line in left_out:
+        print(line, file=sys.stderr)
     return {entry.data_seed: scores_of(entry) for entry in entries if entry.finished}
 
 
