@@ -3,7 +3,8 @@
 
     python scripts/bench/compare_last.py bench_runs/directions-sst2
 
-Of a folder of run_protocol.py whose bench has `by_last_loss`. Differences are paired by seed, with 95% t intervals.
+Of a folder of run_protocol.py whose bench has `by_last_loss`. Differences are paired by seed, with 95% t intervals. A
+run of 0 steps in its folder `untrained` has a row too.
 """
 
 import argparse
@@ -39,7 +40,12 @@ def tests(folder: Path, in_seconds: bool) -> dict[int, dict[str, float]]:
     if best is None:
         return {}
     scaled = folder / f"seconds-{best[0]:.3g}"
-    entries, left_out = read_runs([scaled if in_seconds and scaled.is_dir() else folder / f"test-{best[0]:.3g}"])
+    return scores_in(scaled if in_seconds and scaled.is_dir() else folder / f"test-{best[0]:.3g}")
+
+
+def scores_in(folder: Path) -> dict[int, dict[str, float]]:
+    """Return the scores of the finished runs in a folder, by seed."""
+    entries, left_out = read_runs([folder])
     for line in left_out:
         print(line, file=sys.stderr)
     return {entry.data_seed: scores_of(entry) for entry in entries if entry.finished}
@@ -59,6 +65,8 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder
     known = {path.parent.name: tests(path.parent, args.seconds) for path in sorted(folder.glob("*/tune"))}
+    if (folder / "untrained").is_dir():
+        known["untrained"] = scores_in(folder / "untrained")
     for name in dict.fromkeys(name for runs in known.values() for scores in runs.values() for name in scores):
         print(f"\n| method | lr | seeds | {name} |" + "".join(f" vs {rival} |" for rival in RIVALS))
         print("|---|---|---|---|" + "---|" * len(RIVALS))
