@@ -90,3 +90,7 @@ def test_a_run_has_its_basis_and_is_replayed(tmp_path: Path, monkeypatch: pytest
 def test_what_has_no_branch_per_row_is_refused(tmp_path: Path) -> None:
     words = ["task=sst2", "model=demo", "data=demo", "steps=2", f"hydra.run.dir={tmp_path / 'run'}"]
     assert "use peft=fixed_lora" in error_line(mezo("train", *words, "optimizer=mezo_rows"))
+    words.append("peft=fixed_lora")
+    assert "peft.basis=nosuch: no such file" in error_line(mezo("train", *words, "peft.basis=nosuch"))
+    rows = ["optimizer=mezo_rows", "optimizer.rows=4", "batch_size=8", f"hydra.run.dir={tmp_path / 'rows'}"]
+    assert "optimizer.rows=4: the batch has more rows" in error_line(mezo("train", *words, *rows))

@@ -10,6 +10,7 @@ replayed and exported like one.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -49,6 +50,8 @@ class FixedLora(Lora):
         """Insert A and B beside the matrices, A with orthonormal rows."""
         wrapped = super().insert(loaded, name)
         path, r = self.config.basis, self.config.r
+        if path is not None and not Path(path).is_file():
+            raise UserError(f"peft.basis={path}: no such file")
         bases = {} if path is None else load_file(path)
         for layer_name, layer in branches(loaded.model):
             weight = layer.lora_A["default"].weight

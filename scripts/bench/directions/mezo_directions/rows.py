@@ -128,6 +128,7 @@ class Branches:
 
     def __init__(self, forward: PerturbedForward, rows: int) -> None:
         params, ranks, self.forward, self.c = forward.params, forward.ranks, forward, 0.0
+        self._drawn = rows
         self.first = self.next = sum(split_sizes(rows, ranks.size)[: ranks.rank]) if ranks.split == "rows" else 0
         self.u: dict[str, Tensor] = {}
         self._layout: Any = None
@@ -155,6 +156,8 @@ class Branches:
             self._layout, self._rows = layout, slice(self.next, self.next + layout.shape[0])
             self._counts = torch.bincount(layout.rows, minlength=layout.shape[0]).tolist()
             self.next = self._rows.stop
+            if self.next > self._drawn:
+                raise UserError(f"optimizer.rows={self._drawn}: the batch has more rows; give batch_size")
 
     def compute(self, name: str, layer: Any, x: Tensor) -> Tensor:
         """Return W0 x + (B + c U) A x of each token, by its row. x: [1, tokens, inputs], or [rows, 1, inputs]."""
