@@ -29,6 +29,7 @@ log = logging.getLogger("mezo")
 
 PROMPT_END = 60  # characters of a prompt that a line shows
 STEP_LINE = "step %*d/%d  %s"
+COMMAND = re.compile(r"(^next|:) +mezo \w")  # in a line that ends in a command
 LINE_EVERY = 30.0  # seconds between log lines about progress
 
 _quiet = ContextVar("quiet", default=False)  # whether the command was asked for warnings and errors only
@@ -264,6 +265,17 @@ class LogFormatter(logging.Formatter):
         return printable(without_credentials(super().formatException(ei)))
 
 
+class _TerminalHandler(RichHandler):
+    """Log lines above the bar, broken between words; one that ends in a command is left whole, to be copied."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record; see logging."""
+        if COMMAND.search(record.getMessage()):
+            self.console.print(plain_text(self.format(record)), soft_wrap=True)
+        else:
+            super().emit(record)
+
+
 class _PlainHandler(logging.StreamHandler):
     """Plain log lines. Neither a closed pipe (`| head`) nor a full disk stops a run: train.log has every line."""
 
@@ -282,7 +294,7 @@ def console_logging(console: Console, quiet: bool = False) -> Iterator[None]:
     handler.setLevel(logging.DEBUG)
     if console.is_terminal:
         plain = NullHighlighter()
-        handler = RichHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=plain)
+        handler = _TerminalHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=plain)
         handler.setLevel(logging.INFO)  # the bar shows the steps
     if quiet:
         handler.setLevel(logging.WARNING)

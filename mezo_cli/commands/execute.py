@@ -1,7 +1,7 @@
 """Train in a run directory and log the results: what `train`, `resume` and the API share."""
 
 import logging
-import textwrap
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +10,11 @@ from rich.console import Console
 from mezo_cli.config.own_code import own_code_used
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration
-from mezo_cli.report.document import gain_sentence, results
+from mezo_cli.report.document import conclusion, next_command, results
 from mezo_cli.report.frame import Entry
-from mezo_cli.report.terminal import LOG_WIDTH, result_lines
+from mezo_cli.report.terminal import result_lines
 from mezo_cli.runs import Run
-from mezo_cli.system import import_torch
+from mezo_cli.system import IN_SWEEP, import_torch
 
 log = logging.getLogger("mezo")
 
@@ -50,7 +50,7 @@ def execute(
 
 def _log_results(run: Run, summary: dict[str, Any], config: Config) -> None:
     entry = Entry(run, config, run.info(), "finished", summary["steps"], summary, {})
-    for line in result_lines(results(entry)) + textwrap.wrap(gain_sentence(summary, config), LOG_WIDTH):
+    for line in result_lines(results(entry)):
         log.info("%s", line)
     log.info(
         "%d steps, %d forwards in %s; peak memory %.2f GB",
@@ -68,5 +68,7 @@ def _log_results(run: Run, summary: dict[str, Any], config: Config) -> None:
                 "every %s was exactly 0: no step has changed a weight, because the losses of its members were equal",
                 name,
             )
-    if summary["verdict"] is not None:
-        log.info("verdict  %s: %s", summary["verdict"], summary["verdict_reason"])
+    if told := conclusion(summary, config):
+        log.info("verdict  %s", told)
+    if IN_SWEEP not in os.environ and (command := next_command(entry)):  # a sweep ends with its comparison
+        log.info("next     %s", command)

@@ -19,7 +19,10 @@ from mezo_cli.report.tables import run_rows
 from mezo_cli.runs import Run, find_runs
 from mezo_cli.runs.scores import MARK, NOTE
 
-COLUMNS = ("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev", "test")
+COLUMNS = (
+    *("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev"),
+    *("before", "test", "verdict"),
+)
 WORDS = ("run", "status", "task", "objective", "method", "model", "metric")
 NAMES = {  # field of what `--json` prints -> the setting that it is
     "task": "task.name",
@@ -29,8 +32,9 @@ NAMES = {  # field of what `--json` prints -> the setting that it is
     "peft": "peft.name",
     "model": "model.path",
 }
-DISPENSABLE = ("metric", "model", "objective")  # the first is the first to go; then settings, the last first
+DISPENSABLE = ("metric", "model", "objective", "before", "verdict")  # the first is the first to go; then settings, the last first
 LAST = ("step", "task", "seed", "method")  # go only where the terminal is narrower than 80 columns
+PIPE_WIDTH = 80  # from which on a column of one value is said above the table, also where any width would do
 RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow terminal
 
 
@@ -84,7 +88,7 @@ def _parse_sort(name: str | None) -> Callable[[Listed], tuple[bool, Any]] | None
         value = fields.get({"method": "optimizer"}.get(name, name))
         if value is None or run is None:
             return True, 0
-        if name in ("dev", "test"):
+        if name in ("dev", "before", "test"):
             return False, -run.config.order_of(run.metric) * value
         return False, value if isinstance(value, (int, float)) else format_value(value)
 
@@ -106,6 +110,7 @@ def _read(run: Run, folder: Path) -> Listed:
         "step": entry.steps_done,
         "steps": entry.config.steps,
         "dev": entry.score("dev"),
+        "before": entry.score("test_before"),
         "test": entry.score("test"),
         "verdict": entry.verdict,
         "start": entry.info.get("start"),
@@ -164,7 +169,7 @@ def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict
     own, same, hidden = [name for name in columns if name not in COLUMNS], {}, []
     needed = {name: 2 + max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns}
     needed["run"] = min(needed["run"], RUN_WIDTH + 2)
-    if sum(needed.values()) > width and len(rows) > 1:
+    if sum(needed.values()) > min(width, PIPE_WIDTH) and len(rows) > 1:
         for name in [name for name in columns if name in (*DISPENSABLE, *LAST[1:])]:
             values = {row[name] for row in rows if name in row}
             if len(values) == 1:

@@ -38,13 +38,12 @@ def _document(run: Entry) -> dict[str, Any]:
     optimizer = OPTIMIZERS.implementation(config.optimizer.name)
     gradients = trajectory.scalar_stats(projected_grads(run))
     hidden = ("crc", "kind", "split")
-    reason = run.summary.get("verdict_reason")
-    verdict = f"Verdict: {run.verdict}, {reason}." if run.verdict and reason else ""
     dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
     return {
         "run": run.location,
         "title": f"{method_name(config)} on {config.task.name} with {run.model}",
         "status": run.status,
+        "outcome": run.outcome,
         "error": info.get("error"),
         "verdict": run.verdict,
         "sentence": _sentence(run),
@@ -54,7 +53,7 @@ def _document(run: Entry) -> dict[str, Any]:
         "steps": {"done": run.steps_done, "planned": config.steps},
         "metric": run.metric,
         "results": results(run),
-        "conclusions": [*filter(None, [verdict, gain_sentence(run.summary, config)])],
+        "conclusions": [*filter(None, [conclusion(run.summary, config)])],
         **{key: run.summary.get(key) for key in ("difference", "baselines")},
         "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
         "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
@@ -93,7 +92,7 @@ def _sentence(run: Entry) -> str:
     if isinstance(config.optimizer, PerturbationConfig):
         settings += f", eps {config.optimizer.eps:g}"
     verb = "trains" if run.status == "running" else "trained"
-    steps = f"{config.steps:,}" if run.finished else f"{run.steps_done:,} of {config.steps:,}"
+    steps = f"{config.steps:,}" if run.steps_done == config.steps else f"{run.steps_done:,} of {config.steps:,}"
     size = min(config.batch_size, rows.get("train") or config.batch_size)
     what = f"{method_name(config)} {verb} {trained} of {run.model} on {data}"
     return f"{what} for {steps} steps of {size} rows: {settings}, seed {config.seed}."
@@ -149,36 +148,38 @@ def results(run: Entry) -> list[dict[str, Any]]:
     return found
 
 
-def gain_sentence(summary: Mapping[str, Any], config: Config) -> str:
-    """Return what training has gained, and what of it removing a bias gives too; empty where that is not known.
+def conclusion(summary: Mapping[str, Any], config: Config) -> str:
+    """Return the verdict with its figures, and beside it what removing the bias between the labels gives; may be empty.
 
-    With metric=loss it is said of the task's metric: scores with a bias removed have no loss.
+    One rule for both: only an improvement is told to be more, or no more, than a removed bias. With metric=loss the
+    bias is told of the task's metric: scores with a bias removed have no loss.
     """
-    split, known, metric = result_split(summary), baselines(summary), config.shown_metric
-    if not known or "difference" not in summary:
+    verdict, known = summary.get("verdict"), baselines(summary)
+    if verdict is None:
         return ""
+    split, metric, text = result_split(summary), config.shown_metric, f"{verdict}: {summary.get('verdict_reason')}."
+    if not known:
+        return text
     best = max(known.values(), key=lambda scores: config.order_of(metric) * float(scores[metric]))
-    beyond = best["difference"]
-    if metric not in beyond["intervals"]:  # of a single row
-        return ""
+    score = format_score(metric, best[metric], "%")
+    text += f" The untrained model has {score} on {split} once the bias between its labels is removed"
+    interval = (best.get("difference") or {"intervals": {}})["intervals"].get(metric)  # none of a single row
+    if verdict != "improved" or interval is None:
+        return f"{text}."
     more = "nothing shows that it is more than"
-    if all(config.better(metric, end, 0.0) for end in beyond["intervals"][metric]):
+    if all(config.better(metric, end, 0.0) for end in interval):
         more = "it is more than"
-    elif all(config.better(metric, 0.0, end) for end in beyond["intervals"][metric]):
+    elif all(config.better(metric, 0.0, end) for end in interval):
         more = "it is worse than"
-    gain, rest = format_difference(metric, summary["difference"][split]), format_difference(metric, beyond)
-    return (
-        f"Training changes {split} by {gain}. The untrained model has {format_score(metric, best[metric])} once the "
-        f"bias between its labels is removed. The result is {rest} from that: {more} a removed bias."
-    )
+    return f"{text}; the result is {format_difference(metric, best['difference'])} from that: {more} a removed bias."
 
 
 def _warnings(run: Entry, zero: float | None, symbol: str) -> list[str]:
     """Return what a reader must know before believing the numbers of a run."""
     verbs = {"running": "is still ", "interrupted": "was "}
     texts = [] if run.finished else [f"The run {verbs.get(run.status, '')}{run.trouble()}."]
-    if run.verdict == "diverged":
-        texts.append("The run diverged: its loss rose far above the first, or every dev row got one label.")
+    if run.verdict == "diverged" and run.finished:
+        texts.append(f"The run diverged: it ended at step {run.steps_done:,} of {run.config.steps:,}.")
     if run.picked_start:
         texts.append(f"{NOTE}.")
     lines = {line["split"]: line for line in run.metrics[1]}
@@ -255,17 +256,58 @@ def _completions(run: Entry) -> dict[str, Any]:
 
 def _commands(run: Entry) -> dict[str, str]:
     """Return what can be done with the run -> the command for it; `Run again` may be the call from Python."""
-    info, commands = run.info, {}
-    words = [str(word) for word in info.get("argv") or ()][1:]
-    if words and not any("objective.reward=" in word for word in words):  # a job gets it from its environment
-        words += own_reward(info)
-    words = [word for word in words if word != "-q" and not word.startswith("hydra.run.dir=")]
+    info, commands, words = run.info, {}, _words(run.info)
     if words:
         is_call = words[0] == "finetune"
         commands["Run again"] = f"finetune({', '.join(words[1:])})" if is_call else shlex.join(["mezo", *words])
     if "argv" in info and run.status in ("interrupted", "failed"):  # not of a run that `mezo export --trajectory` wrote
         commands["Resume"] = run.run.command("resume", info=info)
     if run.finished:
+        commands |= {"Next": found} if (found := next_command(run)) else {}
         data = ["data.dir=DIR"] if run.config.data.name == "files" and data_dir(run.config.data) is None else []
         commands["Evaluate"] = run.run.command("eval", "--split", "test", *data, info=info)
     return commands
+
+
+def _words(info: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command line that began a run, without its directory; empty where none is known."""
+    words = [str(word) for word in info.get("argv") or ()][1:]
+    if words and not any("objective.reward=" in word for word in words):  # a job gets it from its environment
+        words += own_reward(info)
+    return [word for word in words if word != "-q" and not word.startswith("hydra.run.dir=")]
+
+
+def next_command(run: Entry) -> str:
+    """Return the one command to go on with after a run's verdict, and why; empty where nothing is compared.
+
+    Gained: more seeds. Worse or diverged: a lower rate. Else the label words, where even with their bias removed they do
+    not tell the labels apart, or the doctor. Nothing is measured for it.
+    """
+    config, verdict, words = run.config, run.verdict, _words(run.info)
+    if verdict in (None, "not_compared") or words[:1] != ["train"]:
+        return ""
+    given, lr = [word for word in words[1:] if word != "-m"], config.optimizer.lr
+
+    def changed(verb: Sequence[str], key: str = "", value: str = "") -> str:
+        kept = [word for word in given if not key or word.partition("=")[0] != key]
+        return shlex.join(["mezo", *verb, *kept, *[f"{key}={value}"] * bool(key)])
+
+    if verdict == "improved":
+        command, why = changed(["train", "-m"], "seed", "13,21,42,87,100"), "the same with more seeds"
+    elif verdict in ("worse", "diverged"):
+        command, why = changed(["train"], "optimizer.lr", f"{lr / 3:.1g}"), f"a lower rate than {lr:g}"
+    elif config.objective.name in ("mlm", "lm") and _is_chance(run):
+        command, why = changed(["data", "--words"]), "words that the model tells apart"
+    else:
+        command, why = changed(["doctor"]), "what keeps it from learning"
+    if isinstance(config.optimizer, PerturbationConfig) and config.objective.is_differentiable:
+        doctor = "it" if command.startswith("mezo doctor") else "mezo doctor"
+        why += f"; {doctor} measures AdamW of a LoRA beside {config.optimizer.name}"
+    return f"{command}  # {why}"
+
+
+def _is_chance(run: Entry) -> bool:
+    """Return whether the untrained model is no better than chance once the bias between its labels is removed."""
+    labels, known = len(run.config.task.labels), baselines(run.summary).values()
+    lows = [scores["intervals"]["accuracy"][0] for scores in known if "accuracy" in scores.get("intervals", {})]
+    return labels > 1 and bool(lows) and max(lows) <= 1 / labels

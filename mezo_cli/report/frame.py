@@ -36,12 +36,12 @@ class Entry:
 
     Attributes:
         summary: summary.json; empty until the run has finished.
-        scores: split -> metric or `loss` -> value, of its best checkpoint.
+        scores: split -> metric or `loss` -> value, of its best checkpoint; `test_before`: of the untrained model.
         location: the run directory, relative to the working directory if it lies below it.
         settings: every setting by its dotted key.
         metric: by which the best checkpoint is chosen.
         shots: training rows per label; None for all rows.
-        data_seed: the seed that the training rows were drawn with.
+        data_seed: the seed that the training rows were drawn with; one for all runs on the same rows (`group_runs`).
         verdict: what came of the training: improved, not_improved or diverged; None where no file says it.
         picked_start: whether the result is that of step 0, the model before training, although steps were taken.
         seeds: the run's seed, with the data seed where that is another one: `1 (data 13)`.
@@ -87,6 +87,11 @@ class Entry:
         """
         scores = self.scores.get(split) or (self.best if split == "dev" and not self.finished else None)
         return (scores or {}).get(metric or self.metric)
+
+    @property
+    def outcome(self) -> str:
+        """The status, or `diverged`, which a finished and a failed run may have."""
+        return "diverged" if self.verdict == "diverged" else self.status
 
     def trouble(self) -> str:
         """Return why the run has no result: `failed (ERROR)`, `interrupted at step 3 of 10`."""
@@ -229,7 +234,8 @@ def read_entry(run: Run) -> Entry:
     status, config = run.status(info), read_config(run.path / "config.yaml", text)
     summary = run.read_summary() if status == "finished" else {}
     done = run.recorded_steps(config.optimizer.replayable, summary)
-    scores = {split: metrics_of(summary[split]) for split in ("dev", "train", "test") if summary.get(split) is not None}
+    splits = ("dev", "train", "test", "test_before")
+    scores = {split: metrics_of(summary[split]) for split in splits if summary.get(split) is not None}
     for split in ["dev"] * bool(summary) + list(scores):
         if not {config.chosen_metric, "loss"} <= set(scores.get(split, ())):
             path = run.path / "summary.json"

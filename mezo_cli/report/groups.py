@@ -1,8 +1,8 @@
 """Groups of runs: the paper's protocol over the numbers of the runs, and the paper's number for each group.
 
 The protocol: within a group, take the point of the grid with the best dev score of each data seed, by the rule of
-`Config.rank`; then the mean and the std over all runs at these points. Runs that differ in their own seed alone do not
-compete: the point's score is their mean, and each counts. A point of which most runs diverged is picked only where all
+`Config.rank`; then the mean and the std over all runs at these points. Runs on the same rows have one data seed. Those
+that differ in their own seed alone do not compete: the point's score is their mean, and each counts. A point of which most runs diverged is picked only where all
 are such. Test scores never decide.
 """
 
@@ -31,6 +31,7 @@ from mezo_cli.report.settings import (
 )
 
 PROMPT = ("task.template", "task.labels", "task.label_words")
+WITHOUT_GAIN = {"not_improved", "within_noise", "worse", "diverged"}  # verdicts
 
 
 class Group:
@@ -44,9 +45,11 @@ class Group:
         picks: data seed -> the finished runs at its best point, by their own seed.
         results: all of these, each a seed that counts.
         tests: (data seed, test score) of each of these that has one.
+        before: test of the untrained model, the mean over the seeds that count.
         dev, mean, std: of dev and of test over the seeds; std is the population's (ddof 0). None: there is none.
+        verdict: that of these runs, or how many have each: `3 improved, 2 within_noise`.
         at_start: the data seeds for which step 0 was picked, the model before training.
-        diverged: how many of the seeds diverged: each counts with the result of its best step.
+        diverged: how many of these runs diverged: each counts with the result of its best step.
         chosen: the picked values of what was searched, the most frequent first; empty where the grid is one point.
         paper_row: the row of the paper with the same shots, method, model and objective; None if there is none.
         paper_number: the paper's number for this group; None if the paper has none.
@@ -78,7 +81,9 @@ class Group:
         scores = [(run.data_seed, run.score("test", self.metric)) for run in self.results]
         self.tests = [(seed, score) for seed, score in scores if score is not None]
         values = [score for _, score in self.tests]
-        self.dev = mean_score(self.results, "dev", self.metric)
+        self.dev, self.before = (mean_score(self.results, split, self.metric) for split in ("dev", "test_before"))
+        verdicts = Counter(run.verdict for run in self.results if run.verdict).most_common()
+        self.verdict = ", ".join(f"{count} {word}" if len(verdicts) > 1 else word for word, count in verdicts)
         self.mean = float(np.mean(values)) if values else None
         self.std = float(np.std(values)) if len(values) > 1 else None
         self.at_start = [seed for seed, runs in self.picks.items() if any(run.picked_start for run in runs)]
@@ -118,9 +123,16 @@ class Group:
         return [f"not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"] * bool(absent)
 
     def edges(self) -> list[str]:
-        """Return which picked values are the least or the greatest that their data seed tried, and where to go on."""
-        texts = []
+        """Return which picked values are the least or the greatest that their data seed tried, and where to go on.
+
+        There is no direction where no point beats the untrained model, nor beyond a point that made it worse.
+        """
+        texts, verdicts = list[str](), {run.verdict for run in self.runs if run.finished}
+        if len(self.points) > 1 and verdicts and verdicts <= WITHOUT_GAIN:
+            return ["no point of the grid is better than the untrained model by its interval: no direction to go on"]
         for data_seed, picked in self.picks.items():
+            if any(run.verdict in ("diverged", "worse") for run in picked):
+                continue
             tried = [dict(run.point) for run in self.runs if run.data_seed == data_seed]
             for key, value in picked[0].point:
                 values = [point[key] for point in tried]
@@ -205,8 +217,14 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
 
 def group_runs(entries: Iterable[Entry]) -> list[Group]:
     """Sort runs into groups, in the order of the table: model, objective, task, shots, method, steps."""
+    entries, first = list(entries), dict[str, int]()
+    for entry in entries:
+        if entry.data is not None:
+            first[entry.data] = min(first.get(entry.data, entry.data_seed), entry.data_seed)
     by_settings: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
+        if entry.data is not None:  # with fixed files `data.seed`, which follows `seed`, has drawn nothing
+            entry.data_seed = first[entry.data]
         by_settings[entry.group].append(entry)
     groups = [Group(members) for members in by_settings.values()]
     _expect_seeds(groups)

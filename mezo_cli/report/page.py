@@ -88,7 +88,7 @@ def render(report: Report, progress: Progress) -> str:
             section = _section(run, report.documents[run.location], of_run.get(run.location, report.table[:0]), number)
             sections.append(section)
             done(number + 1)
-    counts = Counter(run.status for run in report.runs)
+    counts = Counter(run.outcome for run in report.runs)
     states = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     tasks, models = sorted({run.config.task.name for run in report.runs}), sorted({run.model for run in report.runs})
     with drawing():
@@ -151,7 +151,7 @@ def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: i
         **told,
         "id": f"run-{number + 1}",
         "template": run.config.task.template,
-        "status": run.status if run.finished else run.trouble(),
+        "status": run.outcome if run.finished else run.trouble(),
         "key": _key_numbers(run, told),
         "figures": run_figures(run, table, f"r{number}"),
         "dev_rows": list(zip(*told["dev_completions"].values(), strict=False)),

@@ -65,7 +65,7 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
         config, objective = run.config, [run.config.objective.name, run.config.objective.loss]
         row = {
             "run": run.location,
-            "status": "diverged" if run.verdict == "diverged" else run.status,
+            "status": run.outcome,
             "task": config.task.name,
             "objective": " ".join(name for name in objective if name != "cross_entropy"),
             "method": " ".join(name for name in (config.optimizer.name, config.peft.name) if name != "none"),
@@ -75,8 +75,9 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
             **{short_name(key): format_value(run.settings.get(key)) for key in own},
             "step": f"{run.steps_done}/{config.steps}",
         }
-        for split in ("dev", "test"):
-            row[split] = format_mean(run.metric, run.score(split), marked=run.picked_start)
+        for name, split in (("dev", "dev"), ("before", "test_before"), ("test", "test")):
+            row[name] = format_mean(run.metric, run.score(split), marked=run.picked_start and name != "before")
+        row["verdict"] = run.verdict or "-"
         rows.append(row)
     return rows
 
@@ -91,6 +92,7 @@ def group_view(groups: Sequence[Group]) -> Comparison:
         same = list(members)
         table = make_table(title, [_group_row(group) for group in same], left=4)
         empty = [name for name in ("paper", "diff") if not table["paper"].any()]
+        empty += [name for name in ("before", "verdict") if (table[name] == "-").all()]
         empty += [name for name in ("peak GB", "s/step") if not _differs([_costs(group)[name] for group in same])]
         if (table["chosen"] == "-").all():
             empty.append("chosen")
@@ -115,12 +117,14 @@ def _group_row(group: Group) -> dict[str, str | None]:
         "method": group.label,
         "chosen": " or ".join(group.chosen) or None,
         "steps": str(group.steps),
-        "seeds": f"{len(group.results)}{f', {group.diverged} diverged' if group.diverged else ''}",
+        "seeds": str(len(group.results)),
         "dev": format_mean(group.metric, group.dev, marked=bool(group.at_start)),
+        "before": format_mean(group.metric, group.before),
         "test": format_mean(group.metric, group.mean, group.std, marked=bool(group.at_start)),
         **{name: "" if value is None else f"{value:.2g}" for name, value in _costs(group).items()},
         "paper": "" if group.paper_number is None else group.paper_number.text,
         "diff": difference,
+        "verdict": group.verdict or None,
     }
 
 
@@ -166,6 +170,7 @@ def _group_record(group: Group) -> dict[str, Any]:
         "steps": group.steps,
         "n": len(group.tests),
         "dev_mean": shown_value(group.metric, group.dev),
+        "before_mean": shown_value(group.metric, group.before),
         "test_mean": shown_value(group.metric, group.mean),
         "test_std": shown_value(group.metric, group.std),
         **_paper_fields(number),
@@ -175,6 +180,7 @@ def _group_record(group: Group) -> dict[str, Any]:
         "missing": group.missing,
         "step_0_picked": group.at_start,
         "diverged": group.diverged,
+        "verdict": group.verdict or None,
         "chosen": group.chosen,
         "edges": group.edges(),
         "troubles": group.troubles,
@@ -191,6 +197,7 @@ def _seed_details(group: Group) -> dict[str, Any]:
     return {
         str(seed): {
             "dev": shown_value(group.metric, mean_score(runs, "dev", group.metric)),
+            "before": shown_value(group.metric, mean_score(runs, "test_before", group.metric)),
             "test": shown_value(group.metric, mean_score(runs, "test", group.metric)),
             "verdicts": [run.verdict for run in runs],
             "picked": dict(runs[0].point),

@@ -27,7 +27,7 @@ def show_document(run: Mapping[str, Any], console: Console) -> None:
         for line in [*[""] * gap, *(lines or [""])]:
             console.print(plain_text(line), soft_wrap=True)
 
-    console.print(plain_text(f"{run['run']}  {run['status']}"), soft_wrap=True)
+    console.print(plain_text(f"{run['run']}  {run['outcome']}"), soft_wrap=True)
     for text in (run["sentence"], *(f"! {text}" for text in run["warnings"])):
         say(text)
     if run["prompt"] is not None:
