@@ -293,8 +293,9 @@ def console_logging(console: Console, quiet: bool = False) -> Iterator[None]:
     handler: logging.Handler = _PlainHandler(console.file)
     handler.setLevel(logging.DEBUG)
     if console.is_terminal:
-        plain = NullHighlighter()
-        handler = _TerminalHandler(console=console, show_path=False, show_level=False, show_time=False, highlighter=plain)
+        handler = _TerminalHandler(
+            console=console, show_path=False, show_level=False, show_time=False, highlighter=NullHighlighter()
+        )
         handler.setLevel(logging.INFO)  # the bar shows the steps
     if quiet:
         handler.setLevel(logging.WARNING)

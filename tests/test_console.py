@@ -54,6 +54,16 @@ def test_a_pipe_has_plain_lines_that_are_never_wrapped() -> None:
     assert "\x1b" not in file.getvalue()
 
 
+def test_a_terminal_breaks_texts_between_words_and_commands_never() -> None:
+    file = io.StringIO()
+    with console_logging(Console(file=file, width=40, force_terminal=True)):
+        for text in ("a verdict " * 9, f"stopped; resume with: mezo resume {'x' * 50} --jobs 2"):
+            console_module.log.info(text)
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines[:-1])) <= 40
+    assert lines[-1] == f"stopped; resume with: mezo resume {'x' * 50} --jobs 2"
+
+
 class FakeTerminal(io.StringIO):
     """A stream that says that it is a terminal."""
 

@@ -32,7 +32,8 @@ NAMES = {  # field of what `--json` prints -> the setting that it is
     "peft": "peft.name",
     "model": "model.path",
 }
-DISPENSABLE = ("metric", "model", "objective", "before", "verdict")  # the first is the first to go; then settings, the last first
+# The first is the first to go; then settings, the last first.
+DISPENSABLE = ("metric", "model", "objective", "before", "verdict")
 LAST = ("step", "task", "seed", "method")  # go only where the terminal is narrower than 80 columns
 PIPE_WIDTH = 80  # from which on a column of one value is said above the table, also where any width would do
 RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow terminal

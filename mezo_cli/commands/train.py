@@ -17,20 +17,19 @@ from mezo_cli.runs import Run
 def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False) -> None:
     """Compose the config, create the run directory and train; if `quiet`, print that directory and warnings only."""
     check_command("train")
-    with joined() as ranks:
+    with joined() as ranks, training_output(quiet) as console:
         job = compose.load(overrides, config_dir)
         if ranks.size > 1:
             ranks.check_same("config", to_yaml(job.config))
             check_shareable(job.config, ranks.size)
             ranks.start(job.config)
-        with training_output(quiet) as console:
-            new = None
-            if ranks.is_first:
-                Run.check_free(job.directory)
-                check_new_run(job.config)
-                new = Run.create(job.directory, to_yaml(job.config), list(sys.argv)), job.config
-            shared = broadcast_run(ranks, new)
-            assert shared is not None
-            run = shared[0]
-            announce(run.path, quiet)
-            execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends
+        new = None
+        if ranks.is_first:
+            Run.check_free(job.directory)
+            check_new_run(job.config)
+            new = Run.create(job.directory, to_yaml(job.config), list(sys.argv)), job.config
+        shared = broadcast_run(ranks, new)
+        assert shared is not None
+        run = shared[0]
+        announce(run.path, quiet)
+        execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends

@@ -6,6 +6,7 @@ one place and reported in the same words, wherever a value comes from.
 
 import copy
 import dataclasses
+import logging
 import os
 import re
 import uuid
@@ -33,6 +34,8 @@ from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config
 from mezo_cli.config.validation import build, check_installed, defaults
 from mezo_cli.errors import UserError, did_you_mean
+
+log = logging.getLogger("mezo")
 
 MAIN = "config"
 # Hydra 1.4 and OmegaConf 2.4 warn of what 1.3 and 2.3 need.
@@ -72,6 +75,9 @@ def load(overrides: Sequence[str], config_dir: str | None = None) -> Job:
     with hydra_session():
         node = compose_node([override.text for override in parsed], config_dir)
         with locating(node, parsed, choices):
+            if begun := begin(node, parsed):
+                name, values = node.model.name, " ".join(f"{key}={show(value)}" for key, value in begun.items())
+                log.info("model  %s begins with %s; an experiment, or a key given here, wins", name, values)
             return Job(config_of(node, parsed), _directory(node, "hydra.run.dir").absolute())
 
 
@@ -108,6 +114,24 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
     data, model = config.data.replace(seed=config.data_seed, **absolute), Path(config.model.path).expanduser()
     path = str(model.absolute()) if model.is_dir() and not config.model.is_embedded else config.model.path
     return config.replace(data=data, model=config.model.replace(path=path))
+
+
+def begin(node: DictConfig, overrides: Sequence[Override]) -> dict[str, Any]:
+    """Set what the model's file has as `begin`, for optimizer=mezo by peft, and return it: key -> value.
+
+    A key of an override keeps its value, and with an experiment, which is a whole setup, nothing is set.
+    """
+    with read_write(node), open_dict(node):
+        suited = node.model.pop("begin", None) if OmegaConf.is_dict(node.get("model")) else None
+        chosen = [OmegaConf.select(node, key) for key in ("optimizer.name", "peft.name")]
+        if not suited or chosen[0] != "mezo" or node.hydra.runtime.choices.get("experiment") is not None:
+            return {}
+        given = {override.name for override in overrides}
+        given |= {key for key, other in INSTEAD.items() if other in given}
+        begun = {key: value for key, value in suited.get(chosen[1], {}).items() if key not in given}
+        for key, value in begun.items():
+            OmegaConf.update(node, key, value, force_add=True)
+    return begun
 
 
 def _fill(node: Any, values: Mapping[str, Any]) -> None:

@@ -142,10 +142,10 @@ def _with_demonstrations(rows: list[Example], pool: TaskRows, count: int, seed: 
     ]
 
 
-def load_splits(config: Config) -> Splits:
-    """Load the splits of a run, and log their notes."""
+def load_splits(config: Config, tells: bool = True) -> Splits:
+    """Load the splits of a run, and log their notes if it `tells` them."""
     splits = load(config.data_task, config.data, config.data_seed)
-    for note in splits.notes:
+    for note in splits.notes if tells else ():
         log.info("note   %s", note)
     return splits
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mezo_cli.config.optimizers import zeroth_order
-from mezo_cli.config.rates import advise
+from mezo_cli.config.rates import advise, find_rate
 from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis.findings import DOUBT, OK, UNKNOWN, Section, count, short
 
@@ -29,6 +29,7 @@ MIN_DIRECTIONS = 4
 TOO_LARGE = 2.0  # times the best lr: beyond it a step is expected to raise the loss
 LITTLE = 0.1  # of the loss: a run whose steps together are expected to lower it by less is too short or too slow
 PAPER_EPS = 1e-3
+BELOW_ROW = 10  # a rate below a row's by more than this is below the paper's grid, and below all that was measured
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def judge(
     if estimated is None or why:
         section.add(UNKNOWN, "learning_rate", f"optimizer.lr={lr:g} was not judged: {why}{terms}", advice, **figures)
         return
+    row = find_rate(parameters, config.peft.name)
     best, error, change = estimated.lr * n, estimated.lr_error * n, estimated.expected_change(lr, n)
     verdict, said = DOUBT, "is too large: a step is expected to raise the loss"
     if lr > TOO_LARGE * (best + error):
@@ -129,6 +131,8 @@ def judge(
         falls = f"{short(-change * config.steps)} of {short(estimated.loss)} in {count(config.steps, 'step')}"
         said = f"is too small for steps={config.steps}: at this rate the loss falls by {falls}"
         advice = f"raise optimizer.lr, up to {best:.0e}, or steps"
+    elif row is not None and lr < row.lr / BELOW_ROW:
+        said, advice = "is too small: runs like this one hardly move with it", f"try optimizer.lr={row.lr:g}"
     else:
         verdict, said = OK, "looks safe"
     text = (

@@ -280,8 +280,8 @@ def _words(info: Mapping[str, Any]) -> list[str]:
 def next_command(run: Entry) -> str:
     """Return the one command to go on with after a run's verdict, and why; empty where nothing is compared.
 
-    Gained: more seeds. Worse or diverged: a lower rate. Else the label words, where even with their bias removed they do
-    not tell the labels apart, or the doctor. Nothing is measured for it.
+    Gained: more seeds. Worse or diverged: a lower rate. Else the label words, where they do not tell the labels apart
+    even with their bias removed, or the doctor. Nothing is measured for it.
     """
     config, verdict, words = run.config, run.verdict, _words(run.info)
     if verdict in (None, "not_compared") or words[:1] != ["train"]:

@@ -2,8 +2,8 @@
 
 The protocol: within a group, take the point of the grid with the best dev score of each data seed, by the rule of
 `Config.rank`; then the mean and the std over all runs at these points. Runs on the same rows have one data seed. Those
-that differ in their own seed alone do not compete: the point's score is their mean, and each counts. A point of which most runs diverged is picked only where all
-are such. Test scores never decide.
+that differ in their own seed alone do not compete: the point's score is their mean, and each counts. A point of which
+most runs diverged is picked only where all are such. Test scores never decide.
 """
 
 import math

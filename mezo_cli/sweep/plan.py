@@ -181,6 +181,7 @@ def _compose_jobs(
                 if first is not None:
                     OmegaConf.copy_cache(first[0], node)  # of ${now:...} and ${mezo_unique:}
                 overrides = [parsed[text] for text in job]
+                compose.begin(node, overrides)
                 with compose.locating(node, overrides, choices):
                     config = compose.config_of(node, overrides, tolerated)
                     folder, directory = compose.sweep_directories(node, number)

@@ -70,8 +70,7 @@ def check_finite(config: Config, run: Run, step: int, result: StepResult) -> Non
 
 def lower_rate(config: Config, run: Run, other: str = "") -> str:
     """Return the advice for a run that has diverged, with the rate that runs like it begin with."""
-    trained = run.info()["trainable"]
-    known = (
-        advise(round(trained["count"] / trained["share"]), config.peft.name) if config.optimizer.name == "mezo" else ""
-    )
-    return f"try a lower optimizer.lr (now {config.optimizer.lr:g}){other}{known}"
+    trained, lr, known = run.info()["trainable"], config.optimizer.lr, ""
+    if config.optimizer.name == "mezo":
+        known = advise(round(trained["count"] / trained["share"]), config.peft.name, below=lr)
+    return f"try a lower optimizer.lr, {lr / 3:.1g} (now {lr:g}){other}{known}"

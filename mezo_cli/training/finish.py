@@ -5,16 +5,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mezo_cli import system
+from mezo_cli.config.optimizers import PerturbationConfig
+from mezo_cli.config.rates import advise
 from mezo_cli.config.schema import Example
 from mezo_cli.console import ProgressReporter
 from mezo_cli.errors import RunStopped
 from mezo_cli.models import fingerprint
+from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs import BEFORE_TRAINING, trajectory
+from mezo_cli.runs.scores import format_score
 from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.evaluations import Evaluations
 from mezo_cli.training.session import Session
-from mezo_cli.training.verdict import DIVERGED, NOT_COMPARED, NOT_IMPROVED, judge_difference
+from mezo_cli.training.verdict import DIVERGED, NOT_COMPARED, NOT_IMPROVED, WITHIN_NOISE, judge_difference
 
 log = logging.getLogger("mezo")
 
@@ -72,6 +76,8 @@ def finish(
     if run_log.step:
         repeatable = reward is None or reward.get("repeatable", True)
         word, reason = _verdict(session, scores, divergence, untrained, evaluations, results, repeatable)
+        if word in (NOT_IMPROVED, WITHIN_NOISE):
+            reason += _standstill(session, scores, untrained)
     grads = trajectory.read(run.trajectory).drawn_grads(optimizer.shown) if optimizer.replayable else None
     summary = {
         "steps": run_log.step,
@@ -141,3 +147,24 @@ def _verdict(
         difference = after.summary(untrained["dev"])
     before, now = (evaluation.scores()[config.chosen_metric] for evaluation in (untrained[split], after))
     return judge_difference(config, split, step, len(scores.rows[split]), (before, now), difference, repeatable)
+
+
+def _standstill(session: Session, scores: Evaluations, untrained: Mapping[str, Evaluation]) -> str:
+    """Return that the loss on dev has stayed within its interval of before, and which lr runs like this one begin with.
+
+    Empty where it has not, or where the rows of before are not known.
+    """
+    optimizer, known = session.config.optimizer, ""
+    if "dev" not in untrained or not isinstance(optimizer, PerturbationConfig):
+        return ""
+    interval, losses = (
+        untrained["dev"].summary()["intervals"].get("loss"),
+        [line["loss"] for line in scores.dev.values()],
+    )
+    if interval is None or not interval[0] <= min(losses) <= max(losses) <= interval[1]:
+        return ""
+    if optimizer.name == "mezo":
+        known = advise(count_parameters(session.loaded.model), session.config.peft.name, above=optimizer.lr)
+    moved = " to ".join(format_score("loss", losses[at]) for at in (0, -1))
+    text = f"; the loss on dev has moved by less than its noise, {moved}"
+    return f"{text}: optimizer.lr={optimizer.lr:g} may be too small{known}"

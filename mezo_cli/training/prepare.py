@@ -73,6 +73,7 @@ def prepare(
     *,
     splits: Sequence[str] = SPLITS,
     trains: bool = False,
+    tells: bool = True,
 ) -> Prepared:
     """Load rows and model, tokenize the rows, and compare both among the ranks.
 
@@ -82,11 +83,12 @@ def prepare(
         check: checks the rows before the model is loaded.
         splits: those that are needed; none: no data are loaded.
         trains: steps will be taken. The weights are then compared among the ranks where nothing changes them any more.
+        tells: whether the notes on the rows are logged.
     """
     ranks = current()
     if not ranks.split:
         ranks.start(config)
-    found = data.load_splits(config) if splits else Splits([], [], None)
+    found = data.load_splits(config, tells) if splits else Splits([], [], None)
     ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
     if trains:
         rows = min(config.batch_size, len(found.train))

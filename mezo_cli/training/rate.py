@@ -39,7 +39,7 @@ def with_chosen_rate(config: Config, run: Run) -> Config:
         UserError: where the table has no row for the model.
         RunFailed: when the loss of no rate is finite.
     """
-    prepared = prepare(with_rate(config, 0.0), trains=True)
+    prepared = prepare(with_rate(config, 0.0), trains=True, tells=False)
     row = find_rate(count_parameters(prepared.session.loaded.model), config.peft.name)
     if row is None:
         raise UserError(f"optimizer.lr=auto: there is no rate to begin with for peft={config.peft.name}: give a number")
@@ -47,7 +47,7 @@ def with_chosen_rate(config: Config, run: Run) -> Config:
     for rate in rates_around(row):
         if ended:  # each begins at the run's start
             del prepared
-            prepared = prepare(with_rate(config, rate), trains=True)
+            prepared = prepare(with_rate(config, rate), trains=True, tells=False)
         with explain_device_errors("before the first step", smaller_batches(config), RunFailed):
             result = ended[rate] = race(prepared, rate)
         log.info(
@@ -57,7 +57,10 @@ def with_chosen_rate(config: Config, run: Run) -> Config:
     steps, found = steps_of(config), with_rate(config, chosen)
     forwards = len(ended) * config.optimizer.count_forwards(steps, config.steps)["forwards"]
     losses = {f"{rate:g}": result.loss if result else None for rate, result in ended.items()}
-    log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each", chosen, len(ended), steps)
+    why = "its loss is the lowest, and lower than that of the table's row beyond chance"
+    if chosen == row.lr:
+        why = "that of the table's row: no other's loss is lower beyond chance"
+    log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
     if run.writes:
         run.update(race={"losses": losses, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
         recovery.change_end(run, to_yaml(found), {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})

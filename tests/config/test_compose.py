@@ -69,6 +69,26 @@ NAMED = {"name": "mezo", "template": "x", "path": "x"}
 
 
 @pytest.mark.parametrize(
+    ("words", "steps", "batch", "lr"),
+    [
+        (["model=demo"], 60, 128, 2e-4),
+        (["peft=lora", "model=demo"], 100, 32, 1e-2),
+        (["model=demo", "steps=7", "optimizer.lr=1e-5"], 7, 128, 1e-5),
+        (["model=demo", "forwards=10"], 5, 128, 2e-4),
+        (["model=demo", "optimizer=es"], 100_000, 64, 5e-4),
+        (["model=demo", "peft=bias"], 100_000, 64, 1e-6),
+        (["model=demo", "experiment=paper/mezo"], 100_000, 64, 1e-6),
+        (["model=bert-base"], 100_000, 64, 1e-6),
+    ],
+)
+def test_an_embedded_model_brings_what_suits_it_and_all_else_wins(
+    words: list[str], steps: int, batch: int, lr: float
+) -> None:
+    config = build_config(words)
+    assert (config.steps, config.batch_size, config.optimizer.lr) == (steps, batch, lr)
+
+
+@pytest.mark.parametrize(
     "key", [key for key in key_owners() if key_schema(key)["type"] in ("integer", "number") and "eval_at" not in key]
 )
 def test_every_number_has_a_range_that_is_kept(key: str) -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from mezo_cli.diagnosis.learning_rate import estimate
+from mezo_cli.config.compose import build_config
+from mezo_cli.diagnosis.findings import Section
+from mezo_cli.diagnosis.learning_rate import Estimate, estimate, judge
 from mezo_cli.diagnosis.signal import Point, batches_of, whole_directions
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.forward import PerturbedForward
@@ -79,3 +81,12 @@ def test_too_few_directions_and_pure_noise_give_no_learning_rate() -> None:
     flat = estimate(np.stack([curved + g * EPS, curved - g * EPS, np.zeros_like(g)], axis=2), EPS)
     assert flat is not None
     assert not flat.is_resolved
+
+
+@pytest.mark.parametrize(("lr", "verdict"), [("1e-6", "doubt"), ("2e-5", "ok"), ("2e-4", "ok"), ("0.5", "doubt")])
+def test_a_rate_far_below_the_table_is_too_small_however_many_steps(lr: str, verdict: str) -> None:
+    config = build_config(["model=demo", f"optimizer.lr={lr}", "steps=1000000"])
+    section = Section("signal")
+    judge(section, Estimate(10.0, 1.0, 5000.0, 300.0, 1.0, 0.7, 2e-3, 1e-4, 32), config, None, 5_000_000)
+    (finding,) = section.findings
+    assert finding.verdict == verdict, finding.text

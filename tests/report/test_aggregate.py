@@ -76,8 +76,38 @@ def test_a_diverged_point_is_not_picked_and_a_diverged_seed_counts() -> None:
     groups = group_runs([*high, *low])
     assert (groups[0].chosen, groups[0].mean, groups[0].diverged) == (["lr=1e-06"], pytest.approx(0.4), 1)
     (table,) = group_view(groups).tables
-    assert (table.chosen[0], table.seeds[0]) == ("lr=1e-06", "3, 1 diverged")
+    assert (table.chosen[0], table.verdict[0]) == ("lr=1e-06", "2 improved, 1 diverged")
     assert only_group(*high).mean == pytest.approx(0.9)
+
+
+def test_seeds_on_the_same_rows_are_one_data_seed_and_choose_one_point() -> None:
+    def run(lr: float, seed: int, dev: float) -> Any:  # with fixed files data.seed follows seed and draws nothing
+        entry = make_entry({"seed": seed, "data.seed": seed, "optimizer.lr": lr}, dev=dev)
+        entry.data = "fixed"
+        return entry
+
+    runs = [run(1e-4, 1, 0.9), run(1e-4, 2, 0.5), run(1e-6, 1, 0.8), run(1e-6, 2, 0.8)]
+    group = only_group(*runs)
+    assert (list(group.picks), group.chosen, len(group.results)) == ([1], ["lr=1e-06"], 2)
+    assert group.troubles + group.missing == []
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "told"),
+    [
+        (("improved", "improved"), ["lr=0.001 is at the edge of the grid: go on above 0.001"]),
+        (("not_compared", "not_compared"), ["lr=0.001 is at the edge of the grid: go on above 0.001"]),
+        (("within_noise", "not_improved"), ["no point of the grid is better than the untrained model by its interval"]),
+        (("improved", "worse"), []),
+    ],
+)
+def test_no_direction_is_given_where_nothing_was_learnt(verdicts: tuple[str, str], told: list[str]) -> None:
+    runs = [make_entry({"optimizer.lr": lr}, dev=dev) for lr, dev in ((1e-4, 0.5), (1e-3, 0.6))]
+    for entry, verdict in zip(runs, verdicts, strict=True):
+        entry.verdict = verdict
+    group = only_group(*runs)
+    assert [text.partition(": no direction")[0] for text in group.edges()] == told
+    assert group.verdict == verdicts[1]
 
 
 def test_a_run_done_again_counts_once_and_the_newest_that_finished_wins() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mezo_cli.errors import UserError
-from mezo_cli.report.document import OPEN_END, document, thin
+from mezo_cli.report.document import OPEN_END, conclusion, document, next_command, thin
 from mezo_cli.report.frame import frame, read_run
 from mezo_cli.runs.jsonl import write_object
-from tests.report.run_directories import make_curves, make_run
+from tests.report.run_directories import make_curves, make_entry, make_run
 
 
 def told(path: Path) -> dict[str, Any]:
@@ -119,3 +119,61 @@ def test_a_shared_folder_is_evaluated_on_data_that_are_named(tmp_path: Path) -> 
     write_object(made.path / "run.json", {key: value for key, value in made.info().items() if key != "argv"})
     (evaluate,) = told(made.path)["commands"].values()
     assert evaluate.endswith("--split test data.dir=DIR")
+
+
+def ended(verdict: str, low: float = 0.01, untrained: float = 0.4) -> Any:
+    """A finished run with a verdict, whose result differs from a removed bias by `low` to 0.06."""
+    difference = {"accuracy": 0.03, "intervals": {"accuracy": [low, 0.06]}}
+    bias = {"accuracy": 0.7, "intervals": {"accuracy": [untrained, 0.75]}, "difference": difference}
+    entry = make_entry({"optimizer.lr": 1e-3})
+    entry.verdict, entry.info = verdict, {"argv": ["mezo", "train", "task=sst2", "seed=1", "hydra.run.dir=a"]}
+    entry.summary = {
+        "verdict": verdict,
+        "verdict_reason": "FIGURES",
+        "test": {"accuracy": 0.7},
+        "baselines": {"x": {"test": bias}},
+    }
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("verdict", "low", "told"),
+    [
+        ("improved", 0.01, "from that: it is more than a removed bias."),
+        ("improved", -0.01, "from that: nothing shows that it is more than a removed bias."),
+        *(
+            (verdict, 0.01, "bias between its labels is removed.")
+            for verdict in ("within_noise", "not_improved", "worse")
+        ),
+    ],
+)
+def test_one_sentence_ends_a_run_and_agrees_with_its_verdict(verdict: str, low: float, told: str) -> None:
+    entry = ended(verdict, low)
+    text = conclusion(entry.summary, entry.config)
+    assert text.startswith(f"{verdict}: FIGURES. The untrained model has 70.0% on test once the bias")
+    assert text.endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "untrained", "command"),
+    [
+        (
+            "improved",
+            0.4,
+            "mezo train -m task=sst2 seed=13,21,42,87,100  # the same with more seeds; mezo doctor measures",
+        ),
+        (
+            "worse",
+            0.4,
+            "mezo train task=sst2 seed=1 optimizer.lr=0.0003  # a lower rate than 0.001; mezo doctor measures",
+        ),
+        ("diverged", 0.4, "mezo train task=sst2 seed=1 optimizer.lr=0.0003  # a lower"),
+        ("within_noise", 0.4, "mezo data --words task=sst2 seed=1  # words that the model tells apart; mezo doctor"),
+        ("not_improved", 0.6, "mezo doctor task=sst2 seed=1  # what keeps it from learning; it measures AdamW"),
+        ("not_compared", 0.6, ""),
+    ],
+)
+def test_the_next_command_follows_from_the_verdict(verdict: str, untrained: float, command: str) -> None:
+    found = next_command(ended(verdict, untrained=untrained))
+    assert found.startswith(command)
+    assert bool(found) == bool(command)

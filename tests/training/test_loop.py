@@ -206,7 +206,8 @@ def test_the_log_and_the_last_lines(done: Path) -> None:
     assert rows["dev best"][0] == f"{100 * made['dev']['accuracy']:.1f}%"
     assert rows["test at best"][0] == f"{100 * made['test']['accuracy']:.1f}%"
     assert f"mezo eval {done}" in said
-    assert said.splitlines()[-1].startswith(f"verdict  {made['verdict']}: ")
+    assert said.splitlines()[-2].startswith(f"verdict  {made['verdict']}: ")
+    assert said.splitlines()[-1].startswith("next     mezo ")
 
 
 def test_training_changes_the_trained_tensors_alone(done: Path, roberta: Path) -> None:
@@ -331,13 +332,25 @@ def test_the_discrete_losses(loss: str, objective: str, roberta: Path, movies: P
     assert all(0 <= line["loss"] <= 1 for line in evals)
 
 
+def test_a_loss_that_has_not_moved_names_the_rate_of_the_table(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert mezo("train", *small(roberta, movies, run, "optimizer.lr=1e-12", "steps=2")).code == 0
+    reason = Run(run).read_summary()["verdict_reason"]
+    assert "has moved by less than its noise" in reason
+    assert "optimizer.lr=1e-12 may be too small; runs of peft=none on models of this size begin with 0.0002" in reason
+    assert "next     mezo doctor " in (run / "train.log").read_text()
+
+
 # --- failure ---
 
 
 @pytest.mark.parametrize(
     ("more", "part"),
     [
-        (["optimizer.lr=1e30"], "the loss is not finite (loss_plus is nan); try a lower optimizer.lr (now 1e+30)"),
+        (
+            ["optimizer.lr=1e30"],
+            "the loss is not finite (loss_plus is nan); try a lower optimizer.lr, 3e+29 (now 1e+30)",
+        ),
         (["optimizer.lr=1e30", "optimizer.eps=0.1", "objective.loss=accuracy"], "the loss is not finite"),
         (["optimizer.eps=1e30"], "optimizer.eps (now 1e+30)"),
     ],

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from mezo_cli.config.rates import ROWS, find_rate
+from mezo_cli.config.rates import ROWS, advise, find_rate
 from mezo_cli.objectives.scoring import Evaluation, mean_of
 from mezo_cli.runs import Run
 from mezo_cli.training import rate
@@ -102,4 +102,6 @@ def test_the_page_has_the_table() -> None:
     table = {(size.strip(), peft.strip().strip("`")): float(lr) for size, peft, lr, *_ in lines if "parameters" in size}
     shown = {3e7: "below 30 M", 2e8: "below 200 M", 6e8: "below 600 M", float("inf"): "600 M and more"}
     assert table == {(f"{shown[row.below]} parameters", f"peft={row.peft}"): row.lr for row in ROWS}
+    assert "begin with 0.0002" in advise(10**6, "none", above=1e-5)
+    assert not advise(10**6, "none", below=1e-5)  # a lower rate is asked for
     assert find_rate(10**9, "head") is None
