@@ -18,7 +18,7 @@ class Rate(NamedTuple):
 PAPER = "the paper's grid"
 ROWS = (
     Rate(3e7, "none", 2e-4, "demo.md"),
-    Rate(3e7, "head", 5e-4, "choose-a-rate.md"),
+    Rate(3e7, "head", 1e-3, "choose-a-rate.md"),
     Rate(3e7, "lora", 1e-2, "choose-a-rate.md"),
     Rate(2e8, "none", 5e-6, "decoders.md"),
     Rate(2e8, "lora", 2e-3, "decoders.md"),
