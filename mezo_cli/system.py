@@ -74,7 +74,7 @@ def package_version() -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a run depends on."""
     versions_by_name = {"python": platform.python_version()}
-    for name in ("mezo-runner", "torch", "transformers", "datasets", "hydra-core", "numpy"):
+    for name in ("mezo-runner", "torch", "transformers", "datasets", "hydra-core", "numpy", "peft", "optuna"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions_by_name[name] = metadata.version(name)
     return versions_by_name

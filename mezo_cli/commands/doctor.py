@@ -72,12 +72,11 @@ def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None
         f"{summary}: {config.task.name}, {config.objective.name}, {config.optimizer.name} on {_short(config)},"
         f" {device_name(prepared.session.loaded.device)}; loaded in {loading:.0f} s"
     )
-    for verdict in (DOUBT, UNKNOWN, NOTE, OK):
-        title = ""
-        for section, finding in _with(verdict, sections):
-            if section.title != title:
-                title = section.title
-                print_line(f"\n{title}")
+    order = (DOUBT, UNKNOWN, NOTE, OK).index
+    told_of = [section for section in sections if section.findings]
+    for section in sorted(told_of, key=lambda section: min(order(finding.verdict) for finding in section.findings)):
+        print_line(f"\n{section.title}")
+        for finding in sorted(section.findings, key=lambda finding: order(finding.verdict)):
             _show_finding(finding)
 
 

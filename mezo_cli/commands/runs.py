@@ -2,6 +2,7 @@
 
 import json
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,7 +133,8 @@ def _show(listed: Sequence[Listed]) -> None:
     rows = [cells.get(one.name, {"run": one.name, "status": "damaged"}) for one in listed]
     columns, same, hidden = _fit(rows, console.width)
     if same:
-        print_line("all: " + ", ".join(f"{name} {value}" for name, value in same.items()))
+        told = ", ".join(f"{name} {value}" for name, value in same.items() if value != "-")
+        print_line("\n".join(textwrap.wrap(f"all: {told}", max(console.width, PIPE_WIDTH))))
     if hidden:
         print_line(f"not shown, for lack of width: {join(hidden)}")
     header, *lines = _table([dict(zip(columns, columns, strict=True)), *rows], console.width)

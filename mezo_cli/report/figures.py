@@ -277,8 +277,9 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
     axes.set_xlim(-0.03 * furthest, x if x > 1.06 * furthest else 1.03 * furthest)
     score_axis(axes, lines[0][0].metric)
     step_axis(axes, "forwards")
-    rest = len(lines) - len(legend)
-    legend += [("quiet", f"{rest} more")] * bool(rest)
+    rest = [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(legend) :]]
+    named = ", ".join(rest[: len(SERIES)]) + (f" and {len(rest) - len(SERIES)} more" if len(rest) > len(SERIES) else "")
+    legend += [("quiet", f"thin: {named}")] * bool(rest)
     note = "Lines: mean over the seeds, with a band of one standard deviation. Filled diamonds: test at the best"
     note += " checkpoint. Hollow diamonds: the paper's test score."
     return Drawn(title, note, legend)

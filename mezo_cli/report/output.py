@@ -60,7 +60,7 @@ def show(comparison: Comparison, console: Console) -> None:
         for row in table.to_numpy():
             text.add_row(*row)
         console.print(text, end="\n\n")
-    for note in comparison.notes:
+    for note in dict.fromkeys(comparison.notes):
         item = TextTable.grid(padding=(0, 1))  # a hanging indent
         item.add_row("-", note)
         console.print(item)

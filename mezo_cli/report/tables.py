@@ -121,10 +121,10 @@ def _group_row(group: Group) -> dict[str, str | None]:
         "dev": format_mean(group.metric, group.dev, marked=bool(group.at_start)),
         "before": format_mean(group.metric, group.before),
         "test": format_mean(group.metric, group.mean, group.std, marked=bool(group.at_start)),
+        "verdict": group.verdict or None,
         **{name: "" if value is None else f"{value:.2g}" for name, value in _costs(group).items()},
         "paper": "" if group.paper_number is None else group.paper_number.text,
         "diff": difference,
-        "verdict": group.verdict or None,
     }
 
 

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -92,6 +93,7 @@ class Workers:
     def start(self, words: Sequence[str], share: Mapping[str, str]) -> BaseProcess:
         """Start `mezo WORDS`, which sees a share of the GPUs."""
         with environment(self._variables):  # torch reads the number of threads when the server imports it
+            _start_server()
             variables = {**os.environ, **share, IN_SWEEP: "1"}
             process = self._context.Process(target=_run, args=(list(words), variables, self._cwd, self._shown))
             process.start()
@@ -123,6 +125,19 @@ class Workers:
         except BaseException:
             stop([process for process, _, _ in running.values()])
             raise
+
+
+def _start_server() -> None:
+    """Start the process from which jobs are forked, unless it runs; Ctrl-C does not reach it, nor a job that begins.
+
+    It blocks the signal, as processes inherit, because it ignores the signal only after its imports, seconds later.
+    """
+    resource_tracker.ensure_running()  # it would unblock the signal here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop(processes: Sequence[BaseProcess]) -> None:

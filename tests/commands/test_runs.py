@@ -39,7 +39,8 @@ def test_the_scores_are_those_of_the_metric_that_picked_the_checkpoint(
     run = Run(tmp_path / "run")
     summary = run.read_summary()
     dev, test = (f"{100 * summary[split]['matthews']:.1f}" for split in ("dev", "test"))
-    assert rows(mezo("runs", tmp_path))["run"][-5:] == ["matthews", "42", "6/6", dev, test]
+    before, verdict = f"{100 * summary['test_before']['matthews']:.1f}", summary["verdict"]
+    assert rows(mezo("runs", tmp_path))["run"][-7:] == ["matthews", "42", "6/6", dev, before, test, verdict]
     assert f"{100 * summary['dev']['accuracy']:.1f}" != dev
     closing = trained.out[trained.out.index("matthews  accuracy") :].splitlines()
     best = run.evaluations("dev")[[m["step"] for m in run.evaluations("dev")].index(summary["best"]["step"])]
@@ -50,7 +51,7 @@ def test_the_scores_are_those_of_the_metric_that_picked_the_checkpoint(
 def test_the_step_is_the_last_that_was_recorded(tmp_path: Path) -> None:
     """Every step is recorded in the trajectory; metrics.jsonl has the logged and the evaluated ones."""
     interrupted(tmp_path / "run")
-    assert rows(mezo("runs", tmp_path))["run"][-3:] == ["7/12", "70.0", "-"]  # the best so far
+    assert rows(mezo("runs", tmp_path))["run"][-5:] == ["7/12", "70.0", "-", "-", "-"]  # the best so far
     assert "for 7 of 12 steps" in " ".join(mezo("show", tmp_path / "run").out.split())
 
 
@@ -176,12 +177,11 @@ def test_every_setting_that_differs_is_shown(tmp_path: Path) -> None:
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "run.json").write_text("{")
     result = mezo("runs", tmp_path)
-    assert result.out.split()[:13] == [
-        *("run", "status", "task", "objective", "method", "model", "metric", "seed", "lr", "data.shots"),
-        *("step", "dev", "test"),
-    ]
-    assert rows(result)["a"][6:9] == ["1", "1e-05", "null"]
-    assert rows(result)["c"][6:9] == ["2", "2e-05", "16"]
+    same, header, *_ = result.out.splitlines()
+    assert same == "all: objective mlm, method mezo, model roberta-large, metric accuracy"
+    assert header.split() == ["run", "status", "task", "seed", "lr", "data.shots", "step", "dev", "test"]
+    assert rows(result)["a"][2:5] == ["1", "1e-05", "null"]
+    assert rows(result)["c"][2:5] == ["2", "2e-05", "16"]
     document = {Path(run["run"]).name: run["settings"] for run in json.loads(mezo("runs", tmp_path, "--json").out)}
     assert document["torn"] is None
     assert document["c"]["data.shots"] == 16
