@@ -16,6 +16,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no network; the hub tests start subprocesses against a loopback server
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("any load", deadline=None)
+settings.load_profile("any load")
 
 MISSING = [name for name in ("tensorboard", "wandb", "trackio") if importlib.util.find_spec(name) is None]
 collect_ignore = ["training/test_loggers.py"] if MISSING else []

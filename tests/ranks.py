@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.command_line import Result, mezo
+from tests.command_line import HANGS, Result, mezo
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["tests.command_line", "mezo_cli.training.loop", "mezo_cli.config.compose", "torch.distributed", "transformers"]
 )
-TIMEOUT = 300.0
+TIMEOUT = HANGS
 
 
 def run_ranks(

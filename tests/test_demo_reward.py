@@ -13,7 +13,7 @@ TRAIN = ["train", "experiment=demo-reward", "seed=42", "log_every=50"]
 def last_dev(tmp_path: Path, *words: str) -> dict[str, float]:
     """Train, and return the figures of dev after the last step."""
     run = tmp_path / "run"
-    result = process(*TRAIN, *words, f"hydra.run.dir={run}", cwd=tmp_path, timeout=900, MEZO_EAGER="")
+    result = process(*TRAIN, *words, f"hydra.run.dir={run}", cwd=tmp_path, MEZO_EAGER="")
     assert result.code == 0, result.err
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     dev = {line["step"]: line for line in lines if line["kind"] == "eval" and line["split"] == "dev"}

@@ -17,7 +17,7 @@ from mezo_cli.config.compose import load
 from mezo_cli.config.overrides import LAUNCHERS, is_installed
 from mezo_cli.sweep.plan import plan_sweep
 from tests import doc_blocks
-from tests.command_line import environment
+from tests.command_line import HANGS, environment
 from tests.doc_blocks import NEEDS, PAGES, ROOT, Block, blocks
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def run(block: Block, bin_folder: Path, folder: Path) -> None:
             line = [*doc_blocks.words(command), "--seconds", "10"]
         words = ["python", "-c", command] if block.is_python else line or ["bash", "-o", "pipefail", "-c", command]
         done = subprocess.run(
-            words, cwd=folder, env=env, text=True, timeout=900, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            words, cwd=folder, env=env, text=True, timeout=HANGS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         assert done.returncode == 0, f"{block.place}: {command}\n{done.stdout}"
 

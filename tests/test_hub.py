@@ -23,6 +23,7 @@ from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError
 from mezo_cli.models import download as fetch
 from tests import tiny
+from tests.command_line import HANGS
 from tests.doc_blocks import ROOT
 from tests.hub_server import COMMIT, Hub
 from tests.terminal import raw_on_a_terminal
@@ -106,7 +107,7 @@ def python(where: Path, url: str, home: Path, *words: str, **more: str) -> subpr
         cwd=where,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANGS,
     )
 
 
@@ -174,11 +175,9 @@ def test_what_hf_download_brings_is_enough_for_a_run_without_a_network(root: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["data set", "model"])
-def test_no_network_and_no_copy_is_one_line_and_quick(missing: str, movies: Path, tmp_path: Path) -> None:
+def test_no_network_and_no_copy_is_one_line(missing: str, movies: Path, tmp_path: Path) -> None:
     words = [] if missing == "data set" else ["data=files", f"data.dir={movies}"]
-    began = time.perf_counter()
     done = mezo(tmp_path, CLOSED, tmp_path / "home", *PLAIN, *words, "hydra.run.dir=run")
-    assert time.perf_counter() - began < 100  # imports on a busy machine; with the libraries' retries it is minutes
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     looked_for = "nyu-mll/glue (sst2)" if missing == "data set" else "FacebookAI/roberta-large"

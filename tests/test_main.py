@@ -11,7 +11,7 @@ import pytest
 
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from tests.command_line import environment, mezo, process, small
+from tests.command_line import HANGS, environment, mezo, process, small
 
 # Python runs a `sitecustomize` that it finds before anything else.
 INTERRUPT = """
@@ -107,7 +107,7 @@ def test_a_run_whose_terminal_is_gone_is_interrupted_and_can_be_resumed(
 
 
 def wait_for_step(run: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + HANGS
     while not (run / "metrics.jsonl").exists() or '"train"' not in (run / "metrics.jsonl").read_text():
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.05)

@@ -18,12 +18,11 @@ from mezo_cli.config import overrides
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep import record as sweep_record
 from tests import tiny
-from tests.command_line import Result, environment, error_line, mezo, process, start
+from tests.command_line import HANGS, Result, environment, error_line, mezo, process, start
 from tests.commands.sweeps import statuses, sweep, wait_until_it_trains
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
-TIMEOUT = 300
 NEVER_ENDS = ("steps=100000", "eval_every=0", "optimizer.lr=1e-6")
 
 
@@ -228,7 +227,7 @@ def test_ctrl_c_in_a_terminal_says_once_how_to_go_on(roberta: Path, movies: Path
     running = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True)
     job = wait_until_it_trains(folder, running)
     os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=TIMEOUT)
+    out, err = running.communicate(timeout=HANGS)
     assert running.returncode == 130, (out, err)
     assert (out + err).count("mezo resume") == 1
     assert "3 jobs are left; continue with: mezo resume sweep\n" in out
@@ -244,10 +243,10 @@ def test_a_killed_job_is_interrupted_and_a_running_one_left_alone(roberta: Path,
     os.kill(wait_until_it_trains(folder, running).info()["pid"], signal.SIGKILL)
     while "1" not in statuses(folder) or not (folder / "1" / "metrics.jsonl").exists():
         assert running.poll() is None
-    said = process("resume", folder, "-q", cwd=tmp_path, timeout=TIMEOUT)
+    said = process("resume", folder, "-q", cwd=tmp_path)
     assert said.code == 0, said
     assert statuses(folder)["0"] == "finished"
-    out, err = running.communicate(timeout=TIMEOUT)
+    out, err = running.communicate(timeout=HANGS)
     assert "Traceback" not in out + err
     assert set(statuses(folder).values()) == {"finished"}
 
@@ -270,7 +269,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 )
 def test_a_launcher_runs_the_command_of_each_job(launcher: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = sweep(roberta, movies, tmp_path / "sweep", f"hydra/launcher={launcher}", "optimizer.lr=1e-2,1e30")
-    said = process("train", *words, cwd=tmp_path, timeout=TIMEOUT, RAY_AUTH_MODE="disabled")
+    said = process("train", *words, cwd=tmp_path, RAY_AUTH_MODE="disabled")
     assert said.code == 1, said
     assert said.err.splitlines()[-1].startswith("failed: job 2 (optimizer.lr=1e+30): ")
     assert "1 of 2 jobs finished" in said.out

@@ -9,7 +9,7 @@ import pytest
 from mezo_cli import runs
 from mezo_cli.config.choices import CONF
 from mezo_cli.runs import Run
-from tests.command_line import Result, error_line, mezo, small, start
+from tests.command_line import HANGS, Result, error_line, mezo, small, start
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
@@ -34,7 +34,7 @@ def test_a_reader_that_went_away_does_not_stop_a_run(roberta: Path, movies: Path
     assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=120) in (0, 1)
+    assert process.wait(timeout=HANGS) in (0, 1)
     assert Run(tmp_path / "run").info()["status"] == "finished"
     assert "test at best" in (tmp_path / "run" / "train.log").read_text()
     assert "Traceback" not in process.stderr.read()

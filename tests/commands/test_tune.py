@@ -13,7 +13,7 @@ import pytest
 from mezo_cli import runs
 from mezo_cli.config.compose import build_config
 from mezo_cli.training.verdict import trained_evaluations, value_of
-from tests.command_line import Result, error_line, mezo, small, start
+from tests.command_line import HANGS, Result, error_line, mezo, small, start
 from tests.commands.sweeps import wait_until_it_trains
 
 optuna = pytest.importorskip("optuna")
@@ -106,7 +106,7 @@ def test_an_interrupted_search_ends_in_the_same_trials(
     running = start(*words, cwd=tmp_path)
     wait_until_it_trains(tmp_path / "cut", running)
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=100)
+    out, err = running.communicate(timeout=HANGS)
     assert (running.returncode, err) == (130, "error: interrupted\n")
     assert out.endswith("continue with: mezo resume cut\n")
     assert out.count("mezo resume") == 1

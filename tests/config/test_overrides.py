@@ -57,7 +57,7 @@ words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 odd = st.sampled_from(["'", "\\", "\\'", "${seed}", "a,b", "[a]", "{a:b}", " ", "null", "1e3", "#", "\\\\"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.one_of(words, odd))
 def test_a_quoted_value_is_read_back_unchanged(text: str) -> None:
     (override,) = parse([f"logger.project={quote(text)}"], {})

@@ -18,7 +18,7 @@ odd = st.sampled_from(["Yes", "no", "null", "~", "1e3", "0x10", "1_000", "on", "
 BASE = build_config([])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.one_of(words, odd), st.lists(st.one_of(words, odd), min_size=1, max_size=3))
 def test_config_yaml_reads_back_as_it_was(tmp_path_factory: Any, text: str, several: list[str]) -> None:
     task = BASE.task.replace(name=text, label_words=several, rename={several[0]: "sentence"})

@@ -57,7 +57,7 @@ def test_texts_are_not_stripped_and_locations_are_lines(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(FIELD, FIELD, st.integers(0, 1)), min_size=2, max_size=8), crlf=st.booleans())
 def test_a_tsv_keeps_any_text(rows: list[tuple[str, str, int]], crlf: bool, tmp_path: Path) -> None:
     path = write_tsv(
@@ -70,7 +70,7 @@ def test_a_tsv_keeps_any_text(rows: list[tuple[str, str, int]], crlf: bool, tmp_
     assert texts(all_rows(load(RTE, files_config(path), 1))) == expected
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(TEXT, st.integers(0, 4)), min_size=2, max_size=8))
 def test_csv_and_jsonl_keep_any_text(rows: list[tuple[str, int]], tmp_path: Path) -> None:
     out = io.StringIO()

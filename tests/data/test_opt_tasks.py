@@ -13,6 +13,7 @@ import pytest
 from mezo_cli.config.schema import Example, Splits
 from mezo_cli.data import load
 from tests import tiny
+from tests.command_line import HANGS
 from tests.data.sample_data import files_config
 from tests.hub_server import COMMIT, Hub
 from tests.lm_bff import load_task
@@ -88,7 +89,7 @@ def test_the_hub_gives_the_same_rows(tmp_path: Path) -> None:
         there = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         environment = {**os.environ, **there, "PYTHONPATH": str(Path(__file__).parents[2])}
         command = [sys.executable, "-c", LOAD_ALL]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [name for name, _, _ in answers] == TASKS

@@ -189,9 +189,8 @@ def test_a_run_whose_rank_has_failed_goes_on_alone(roberta: Path, alone: Path, t
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_all(roberta: Path, alone: Path, tmp_path: Path, rank: int) -> None:
-    began, movies = time.monotonic(), alone.parent / "movies"
+    movies = alone.parent / "movies"
     results = train(roberta, movies, tmp_path / "run", *DIRECTIONS, prepare=partial(after, 3, kill, rank))
-    assert time.monotonic() - began < 100
     assert results[rank].code == -signal.SIGKILL
     assert results[1 - rank].code == 1
     run = Run(tmp_path / "run")

@@ -13,7 +13,7 @@ import pytest
 from mezo_cli.config.compose import build_config
 from mezo_cli.engine import process
 from mezo_cli.models.download import fetch
-from tests.command_line import environment, mezo
+from tests.command_line import HANGS, environment, mezo
 from tests.engine.fake_server import program
 from tests.engine.step_checks import losses_and_metrics
 from tests.ranks import run_ranks
@@ -82,7 +82,7 @@ def test_nothing_of_the_server_outlives_mezo(tmp_path: Path) -> None:
         assert len(started) >= 3  # the supervisor, the server, and what that has started
         assert not any(one.net_connections("inet") for one in started)
         parent.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(started, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=HANGS)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
     assert not socket.parent.exists()
 

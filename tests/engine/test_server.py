@@ -12,7 +12,7 @@ from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.engine.server import Server, SGLang, server_at
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from tests.command_line import error_line, mezo
+from tests.command_line import HANGS, error_line, mezo
 from tests.engine.fake_server import FakeServer, serving
 from tests.engine.test_run import DEMO
 
@@ -21,7 +21,7 @@ OPENAI = "engine=openai"
 
 
 def server_of(url: str, folder: Path, **settings: Any) -> Server:
-    return server_at(OpenAiConfig(name="openai", timeout=5.0, url=url, adapter_dir=str(folder), **settings))
+    return server_at(OpenAiConfig(name="openai", timeout=HANGS, url=url, adapter_dir=str(folder), **settings))
 
 
 def failure(url: str, folder: Path, rank: int = 8) -> str:

@@ -79,7 +79,7 @@ def test_the_quantile_table_is_the_same_everywhere_symmetric_and_of_unit_varianc
     assert crc32(table.numpy().tobytes()) == 0x9A4E1B18
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(kind=st.sampled_from(NOISES.names), n=st.integers(1, 20_000), ends=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_a_slice_alone_equals_the_slice_of_the_whole(kind: str, n: int, ends: tuple[float, float]) -> None:
     start, stop = sorted(int(end * n) for end in ends)

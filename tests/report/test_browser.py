@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.report.figures import COLOURS
-from tests.command_line import mezo
+from tests.command_line import HANGS, mezo
 from tests.report.run_directories import SEEDS, make_curves, make_run
 
 pytestmark = pytest.mark.slow
@@ -138,7 +138,7 @@ def test_the_pages_in_a_browser(scheme: int, chromium: str, address: tuple[str, 
     url, asked = address
     command = [chromium, *OPTIONS, "--dump-dom", "--virtual-time-budget=60000", f"--user-data-dir={tmp_path}"]
     command += [f"--blink-settings=preferredColorScheme={1 - scheme}", f"{url}/check.html"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     found = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stdout[-500:] + done.stderr[-2000:]
     measured = json.loads(html.unescape(found[1]))

@@ -183,7 +183,7 @@ def test_a_timeout_names_its_row_and_kills_what_was_started(write: Write, tmp_pa
     setting = write(f"if '' in completions: {slow}\nreturn [{{'reward': 1, 'pid': os.getpid()}} for _ in completions]")
     line = failure(setting, ["a", ""], timeout=0.5)
     assert line == f"train.jsonl:2: objective.reward={setting}: took longer than 0.5 s (objective.reward_timeout)"
-    with Reward(parse(setting), timeout=0.5, on_error="zero") as reward:
+    with Reward(parse(setting), timeout=3, on_error="zero") as reward:  # a sound row takes less at any load
         before = score(reward, ["a"])
         batch = score(reward, ["a", ""])
         after = score(reward, ["a"])

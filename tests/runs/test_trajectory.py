@@ -30,7 +30,7 @@ def write(path: Path, grads: list[list[float]], head: trajectory.Header, lr: flo
     return trajectory.read(path)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=2), max_size=20))
 def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, grads: list[list[float]]) -> None:
     path = tmp_path_factory.mktemp("t") / "trajectory.bin"

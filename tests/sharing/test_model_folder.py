@@ -30,7 +30,7 @@ from mezo_cli.sharing.model_folder import EXAMPLE, pipeline_task, write_model_fo
 from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 from tests import tiny
-from tests.command_line import environment, error_line, mezo
+from tests.command_line import HANGS, environment, error_line, mezo
 from tests.hub_server import Hub
 from tests.report.run_directories import make_run
 
@@ -172,7 +172,7 @@ def test_a_pushed_run_in_a_process_without_mezo(run: Path, hub: Hub, tmp_path: P
     env = {key: value for key, value in environment().items() if key not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
     env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS
     )
     assert done.returncode == 0, done.stderr
     (one,) = load(run, 3).predict([EXAMPLE])

@@ -73,7 +73,7 @@ def test_labels_must_be_two_or_more_and_distinct(labels: list[str], bpe: PreTrai
 # --- prompts --------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     texts=st.lists(st.text(max_size=30), min_size=2, max_size=8), name=st.sampled_from(["rte", "mrpc", "sst5", "trec"])
 )

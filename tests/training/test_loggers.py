@@ -20,7 +20,7 @@ from mezo_cli.runs import Run
 from mezo_cli.training import loggers
 from mezo_cli.training.loggers.base import LoggedRun, RunEnd, RunLoggers
 from mezo_cli.training.run_log import RunLog
-from tests.command_line import error_line, mezo, small, start
+from tests.command_line import HANGS, error_line, mezo, small, start
 from tests.training.wandb_files import read_offline_runs
 
 FINISHED = RunEnd("finished", 8, summary={"final/test_accuracy": 0.75})
@@ -203,7 +203,7 @@ def test_three_at_once_and_nothing_outside_their_folders(roberta: Path, movies: 
     home.mkdir()
     words = small(roberta, movies, run, "logger=[tensorboard,wandb,trackio]", "log_every=1")
     process = start("train", *words, cwd=tmp_path, HOME=str(home))
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=HANGS)
     assert process.returncode == 0, out + err
     assert "left out" not in out
     assert "wandb  offline; send it by: wandb sync" in out
@@ -230,13 +230,13 @@ def test_a_run_that_is_stopped_keeps_its_scalars(
     run = tmp_path / "run"
     words = ["steps=100000", "log_every=1", "eval_every=0", "optimizer.lr=1e-6", "logger=[wandb,trackio]"]
     process = start("train", *small(roberta, movies, run, *words), cwd=tmp_path)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + HANGS
     while (before := count_rows(run)) < 9:  # Trackio writes from a thread of its own
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.2)
     process.send_signal(number)
-    assert process.wait(timeout=120) == status
+    assert process.wait(timeout=HANGS) == status
     if number == signal.SIGINT:
         (wandb_run,) = read_offline_runs(run / "wandb")
         assert wandb_run.exit_code == 255

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.command_line import HANGS
+
 BLOCK, HEADER = 32768, struct.Struct("<IHB")
 MAGIC = b":W&B\xe1\xbe\x00"
 
@@ -34,7 +36,7 @@ def read_offline_runs(folder: Path) -> list[OfflineRun]:
 
 def _read_finished(path: Path) -> OfflineRun:
     """Return a run as soon as it has its exit code: W&B's own process may write after `finish` has returned."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANGS
     while (run := read_offline_run(path)).exit_code is None and time.monotonic() < deadline:
         time.sleep(0.1)
     return run
