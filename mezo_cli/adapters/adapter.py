@@ -135,7 +135,9 @@ def merge(loaded: LoadedModel, dtype: str) -> None:
         model.set_submodule(path, plain)
     if layers or any("lora_A" in name for name, _ in model.named_parameters()):
         model.to(STORAGE_DTYPES[dtype])
-    loaded.model = loaded.adapter.peft.merge_and_unload()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")  # so it shall be
+        loaded.model = loaded.adapter.peft.merge_and_unload()
     outputs = loaded.model.get_output_embeddings()
     if outputs is not None and outputs.weight is not loaded.model.get_input_embeddings().weight:
         untie(loaded.model)
