@@ -19,12 +19,15 @@ def build(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
     A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped, or refused if
-    its key is in `given`, those of the command line.
+    its key is in `given`, those of the command line. So is one that no other choice of the config reads.
     """
     groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
     config = validate(Config, {**values, **groups})
     config = config if config.forwards is None else config.replace(steps=_steps_within(config, config.forwards))
     check_rules(config)
+    for key, why in _unread(config):
+        if key in given:  # a file may set it for other choices
+            raise SettingError(key, f"'{key}={show(reduce(getattr, key.split('.'), config))}': {why}")
     return config
 
 
@@ -95,6 +98,14 @@ def check_rules(config: Config) -> None:
             raise SettingError(key, f"{key} is not set: {why}")
         shown = show(getattr(value, "name", value))
         raise SettingError(key, f"{key}={without_credentials(shown)}: {why}")
+
+
+def _unread(config: Config) -> Conflicts:
+    """Name settings of the model that have no effect with the other choices."""
+    if config.objective.has_head:
+        yield "model.tie_embeddings", f"objective={config.objective.name} has no decoder, so it does not read it"
+    if not config.model.stream:
+        yield "model.stream_memory", "it is read with model.stream=true only"
 
 
 def _task(config: Config) -> Conflicts:

@@ -48,7 +48,11 @@ class SweepPlan:
 
 def plan_sweep(overrides: Sequence[str], config_dir: str | None = None) -> SweepPlan:
     """Return the plan of a command line; an experiment file may add a grid of its own (`hydra.sweeper.params`)."""
-    parsed, launcher = _with_experiment_grid(parse(overrides, find_choices(config_dir)), config_dir)
+    parsed = parse(overrides, find_choices(config_dir))
+    for override in parsed:
+        if override.name.startswith("hydra.run."):
+            raise UserError(f"'{override.text}' is about a single run: a sweep has hydra.sweep.dir")
+    parsed, launcher = _with_experiment_grid(parsed, config_dir)
     common = [override.text for override in parsed if override.name.startswith("hydra")]
     directory, jobs = _compose_jobs(expand(parsed), common, config_dir)
     return _plan(directory, launcher, common, jobs, config_dir)

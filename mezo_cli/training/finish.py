@@ -39,7 +39,12 @@ def stop_early(reason: str, session: Session, scores: Evaluations, progress: Pro
 
 
 def finish(
-    session: Session, scores: Evaluations, divergence: Divergence, texts: Sequence[Example] | None, seconds: float
+    session: Session,
+    scores: Evaluations,
+    divergence: Divergence,
+    texts: Sequence[Example] | None,
+    seconds: float,
+    last: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Evaluate the best step, write its evaluations, predictions.jsonl and summary.json, and return the summary.
 
@@ -51,6 +56,7 @@ def finish(
         divergence: whether the run has diverged.
         texts: the rows of test.
         seconds: the training time.
+        last: the last step, and the sha256 of its weights.
     """
     run_log, config, optimizer, ranks = scores.run_log, session.config, session.optimizer, session.ranks
     run, best, metric = run_log.run, scores.best, config.chosen_metric
@@ -65,7 +71,7 @@ def finish(
         run.write_predictions({**session.objective.describe_row(row), **record} for row, record in pairs)
     info, forwards = run.info(), optimizer.count_forwards(run_log.step)
     probe, reward, stopped = info.get("probe"), info.get("reward"), info.get("stopped")
-    forwards["forwards"] += sum(info[before]["forwards"] for before in BEFORE_TRAINING if before in info)
+    forwards["forwards"] += sum(info[before]["forwards"] for before in BEFORE_TRAINING if info.get(before))
     untrained = {name: session.objective.assess(values, scores.rows[name]) for name, values in scores.untrained.items()}
     results = _results(session, scores, untrained, evaluations)
     word, reason = None, None
@@ -90,7 +96,8 @@ def finish(
         shared = {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": run_log.exchanged_bytes_per_step()}
         log.info("ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", *shared.values())
         summary["distributed"] = shared
-    run.update(weights={"best": {"step": best, "sha256": fingerprint(session.loaded.model)}})
+    picked = last if best == last["step"] else {"step": best, "sha256": fingerprint(session.loaded.model)}
+    run.update(weights={"best": picked, "last": last})
     run_log.summary(summary)
     return summary
 
