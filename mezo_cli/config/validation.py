@@ -100,8 +100,17 @@ def check_rules(config: Config) -> None:
         raise SettingError(key, f"{key}={without_credentials(shown)}: {why}")
 
 
+READ_WITH = {"model.tie_embeddings": "objective", "model.stream_memory": "model.stream"}  # by some values of it
+
+
+def reads(config: Config, key: str) -> bool:
+    """Return whether a key `GROUP.NAME` has an effect in a config."""
+    group, _, name = key.partition(".")
+    return name in type(getattr(config, group)).model_fields and key not in dict(_unread(config))
+
+
 def _unread(config: Config) -> Conflicts:
-    """Name settings of the model that have no effect with the other choices."""
+    """Name those settings that have no effect."""
     if config.objective.has_head:
         yield "model.tie_embeddings", f"objective={config.objective.name} has no decoder, so it does not read it"
     if not config.model.stream:

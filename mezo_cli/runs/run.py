@@ -239,7 +239,7 @@ class Run:
                 read = {METRICS: self.metrics, self.trajectory.name: self.read_trajectory}.get(name)
                 if path.exists() and read is not None:
                     read()  # names the line or the record that is damaged
-                raise UserError(f"{path} is damaged or missing: it is not what run.json says that this run has written")
+                raise UserError(f"{path} is damaged: it is not what run.json says that this run has written")
 
     def command(self, verb: str, *words: str, info: Mapping[str, Any] | None = None) -> str:
         """Return `mezo VERB RUN WORDS`, with the reward that the run needs to be given again, to be run from here."""

@@ -16,6 +16,7 @@ from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import MAX_JOBS, Override, parse, quote
 from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
 from mezo_cli.config.registry import CHOICES
+from mezo_cli.config.validation import READ_WITH, reads
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import is_below
 from mezo_cli.sweep.record import SweepRecord
@@ -154,7 +155,8 @@ def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
         chosen = {str(override.value) for override in parsed if override.name == group} & {*table.names}
         if len(chosen) > 1:
             read |= {f"{group}.{key}" for name in chosen for key in table.load(name).model_fields}
-    return read & {override.name for override in parsed}
+    names = [override.name for override in parsed]
+    return {*read, *(key for key, other in READ_WITH.items() if names.count(other) > 1)} & {*names}
 
 
 def _compose_jobs(
@@ -195,7 +197,9 @@ def _compose_jobs(
                     raise UserError(f"hydra.sweep.subdir gives it the directory {directory}, which is not in {folder}")
                 if directory in planned:
                     raise UserError(f"hydra.sweep.subdir gives it the directory of another job, {directory}")
-                planned[directory] = Job(config, directory, job)
+                names = {text: parsed[text].name for text in job}  # the command of a job refuses what it does not read
+                kept = [text for text in job if names[text] not in tolerated or reads(config, names[text])]
+                planned[directory] = Job(config, directory, tuple(kept))
     assert first is not None
     return first[1], list(planned.values())
 
