@@ -19,17 +19,12 @@ OUTPUTS = Path("outputs")
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A run and the weights that are asked for.
-
-    Attributes:
-        checkpoint: `best`, `last` or a step number.
-        on_another_base: whether the folder of the base model was given, which may be that of another model.
-    """
+    """A run and the weights that are asked for: `checkpoint` is `best`, `last` or a step number."""
 
     run: Run
     config: Config
     checkpoint: str
-    on_another_base: bool = False
+    has_other_base: bool = False  # its folder was given
 
     @property
     def name(self) -> str:
@@ -41,7 +36,7 @@ class Opened:
         import_torch()
         from mezo_cli.training import restore
 
-        if self.on_another_base:
+        if self.has_other_base:
             restore.check_base(self.config, self.run)
         return restore.load_checkpoint(self.config, self.run, self.checkpoint)
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import reduce
 from itertools import chain
 from typing import Any
@@ -19,15 +19,15 @@ def build(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
     A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped, or refused if
-    its key is in `given`, those of the command line. So is one that no other choice of the config reads.
+    its key is in `given`, those of the command line. So is one of `UNREAD`.
     """
     groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
     config = validate(Config, {**values, **groups})
     config = config if config.forwards is None else config.replace(steps=_steps_within(config, config.forwards))
     check_rules(config)
-    for key, why in _unread(config):
-        if key in given:  # a file may set it for other choices
-            raise SettingError(key, f"'{key}={show(reduce(getattr, key.split('.'), config))}': {why}")
+    for key in UNREAD.keys() & {*given}:  # a file may set it for other choices
+        if not reads(config, key):
+            raise SettingError(key, f"'{key}={show(reduce(getattr, key.split('.'), config))}': {UNREAD[key][2]}")
     return config
 
 
@@ -100,21 +100,16 @@ def check_rules(config: Config) -> None:
         raise SettingError(key, f"{key}={without_credentials(shown)}: {why}")
 
 
-READ_WITH = {"model.tie_embeddings": "objective", "model.stream_memory": "model.stream"}  # by some values of it
-
-
 def reads(config: Config, key: str) -> bool:
     """Return whether a key `GROUP.NAME` has an effect in a config."""
     group, _, name = key.partition(".")
-    return name in type(getattr(config, group)).model_fields and key not in dict(_unread(config))
+    return name in type(getattr(config, group)).model_fields and not (key in UNREAD and UNREAD[key][1](config))
 
 
-def _unread(config: Config) -> Conflicts:
-    """Name those settings that have no effect."""
-    if config.objective.has_head:
-        yield "model.tie_embeddings", f"objective={config.objective.name} has no decoder, so it does not read it"
-    if not config.model.stream:
-        yield "model.stream_memory", "it is read with model.stream=true only"
+UNREAD: dict[str, tuple[str, Callable[[Config], bool], str]] = {  # key -> another, with which it has no effect; why
+    "model.tie_embeddings": ("objective", lambda config: config.objective.has_head, "objective=cls has no decoder"),
+    "model.stream_memory": ("model.stream", lambda config: not config.model.stream, "only model.stream=true reads it"),
+}
 
 
 def _task(config: Config) -> Conflicts:

@@ -49,15 +49,13 @@ def file_sha256(path: Path) -> str:
 
 
 def end_checksum(path: Path) -> str | None:
-    """Return a checksum of a file's size and last 64 bytes, without reading the rest; None where there is no file.
-
-    It is no crc: that of bytes that end with their own is always the same.
-    """
+    """Return a checksum of a file's size and last 64 bytes; None where there is no file."""
     if not path.is_file():
         return None
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 64))
+        # A crc of bytes that end with their own crc would always be the same.
         return hashlib.sha256(b"%d " % size + file.read()).hexdigest()[:16]
 
 

@@ -233,7 +233,7 @@ class Run:
     def check_ends(self, info: Mapping[str, Any], names: Iterable[str] = ALWAYS_READ) -> None:
         """Refuse files of a finished run that are not those that it ended with, by its run.json."""
         known: Mapping[str, str] = info.get("ends") or {} if info["status"] == "finished" else {}
-        for name in known.keys() & set(names):
+        for name in (name for name in names if name in known):
             path = self.path / name
             if atomic.end_checksum(path) != known[name]:
                 read = {METRICS: self.metrics, self.trajectory.name: self.read_trajectory}.get(name)

@@ -69,11 +69,8 @@ def write_trajectory_run(
     write_atomically(folder / "config.yaml", portable)
     info = {key: value for key, value in run.info().items() if key not in PRIVATE}
     copied = [name for name in (*ALWAYS_READ, run.initial_state_file.name) if (run.path / name).exists()]
-    info |= {
-        "weights": weights,
-        "config_sha256": hashlib.sha256(portable.encode()).hexdigest(),
-        "ends": run.ends(copied),
-    }
+    info |= {"weights": weights, "config_sha256": hashlib.sha256(portable.encode()).hexdigest()}
+    info["ends"] = run.ends(copied)
     if "reward" in info:
         info["reward"] = {**info["reward"], "name": _without_folder(info["reward"]["name"])}
     write_object(folder / "run.json", info)

@@ -16,7 +16,7 @@ from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import MAX_JOBS, Override, parse, quote
 from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
 from mezo_cli.config.registry import CHOICES
-from mezo_cli.config.validation import READ_WITH, reads
+from mezo_cli.config.validation import UNREAD, reads
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import is_below
 from mezo_cli.sweep.record import SweepRecord
@@ -156,7 +156,7 @@ def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
         if len(chosen) > 1:
             read |= {f"{group}.{key}" for name in chosen for key in table.load(name).model_fields}
     names = [override.name for override in parsed]
-    return {*read, *(key for key, other in READ_WITH.items() if names.count(other) > 1)} & {*names}
+    return {*read, *(key for key, (other, *_) in UNREAD.items() if names.count(other) > 1)} & {*names}
 
 
 def _compose_jobs(

@@ -39,12 +39,7 @@ def stop_early(reason: str, session: Session, scores: Evaluations, progress: Pro
 
 
 def finish(
-    session: Session,
-    scores: Evaluations,
-    divergence: Divergence,
-    texts: Sequence[Example] | None,
-    seconds: float,
-    last: Mapping[str, Any],
+    session: Session, scores: Evaluations, divergence: Divergence, texts: Sequence[Example] | None, seconds: float
 ) -> dict[str, Any]:
     """Evaluate the best step, write its evaluations, predictions.jsonl and summary.json, and return the summary.
 
@@ -56,7 +51,6 @@ def finish(
         divergence: whether the run has diverged.
         texts: the rows of test.
         seconds: the training time.
-        last: the last step, and the sha256 of its weights.
     """
     run_log, config, optimizer, ranks = scores.run_log, session.config, session.optimizer, session.ranks
     run, best, metric = run_log.run, scores.best, config.chosen_metric
@@ -96,6 +90,7 @@ def finish(
         shared = {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": run_log.exchanged_bytes_per_step()}
         log.info("ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", *shared.values())
         summary["distributed"] = shared
+    last = info["weights"]["last"]
     picked = last if best == last["step"] else {"step": best, "sha256": fingerprint(session.loaded.model)}
     run.update(weights={"best": picked, "last": last})
     run_log.summary(summary)

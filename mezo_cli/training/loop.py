@@ -101,14 +101,15 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = run_log.seconds()
         engine.check_weights(session.params)
-        last = {"step": run_log.step, "sha256": fingerprint(session.loaded.model)} if run.writes else {}
+        if run.writes:
+            run.update(weights={"last": {"step": run_log.step, "sha256": fingerprint(session.loaded.model)}})
         if scores.best != run_log.step:
             engine.release()
             del session
             gc.collect()
             session = restore.load_step(config, run, scores.best)
             engine.serve(session, train)
-        return finish(session, scores, divergence, texts, seconds, last)
+        return finish(session, scores, divergence, texts, seconds)
 
 
 def find_stop_reason(scores: Evaluations, divergence: Divergence) -> str | None:

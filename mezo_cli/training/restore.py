@@ -100,14 +100,9 @@ def load_for_resume(config: Config, run: Run, step: int) -> Session:
     return session
 
 
-def replay_from_base(config: Config, run: Run, step: int, *, checks: bool = True) -> Session:
-    """Return a session at the weights and the method's state of `step`, from base model and trajectory alone.
-
-    `checks`: weights that are not those of the run are refused.
-    """
-    past = _read_trajectory(config, run, step)
-    session = _replay(load_start(config, run, past), run, past, 0, step)
-    return _check_weights(session, run, step) if checks else session
+def replay_from_base(config: Config, run: Run, step: int) -> Session:
+    """Return a session at the weights and the method's state of `step`, from base model and trajectory alone."""
+    return next(replay_to_each(config, run, [step]))[1]
 
 
 def _check_weights(session: Session, run: Run, step: int) -> Session:
@@ -140,18 +135,18 @@ def check_base(config: Config, run: Run) -> None:
 
 
 def replay_to_each(
-    config: Config, run: Run, steps: Iterable[int], *, checks: bool = True
+    config: Config, run: Run, steps: Iterable[int], checks: bool = True
 ) -> Iterator[tuple[int, Session]]:
     """Yield (step, session) for each of the steps in order: one session, replayed from the base model on.
 
-    `checks`: as of `replay_from_base`.
+    `checks`: weights that are not those of the run are refused.
     """
     session, at = None, 0
     for step in sorted(set(steps)):
+        past = _read_trajectory(config, run, step)
         if session is None:
-            session = replay_from_base(config, run, step, checks=False)
+            session = _replay(load_start(config, run, past), run, past, 0, step)
         elif session.optimizer.replayable:
-            past = _read_trajectory(config, run, step)
             update = partial(session.optimizer.apply_updates, session.params)
             with torch.no_grad():
                 _in_parts(past, at, step, update, "replaying the trajectory")
