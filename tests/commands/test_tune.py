@@ -214,6 +214,18 @@ def test_mistakes_end_in_one_line(more: list[str], parts: list[str], tmp_path: P
     assert not (tmp_path / "search").exists()
 
 
+def test_a_damaged_trial_is_told_once(searched: tuple[Path, Result], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(searched[0] / "search", tmp_path / "search"))
+    (folder / "1" / "config.yaml").write_text("steps: 3\n")
+    said = mezo("resume", folder)
+    assert (said.code, said.err.splitlines()) == (
+        1,
+        [line for line in said.err.splitlines() if "failed: trial 2" in line],
+    )
+    assert "search/1/config.yaml is damaged or was edited" in said.err
+    assert ("2 of 3 trials finished" in said.out, "config.yaml" in said.out) == (True, False)
+
+
 def test_a_damaged_study_is_refused_and_a_strangers_is_data(searched: tuple[Path, Result], tmp_path: Path) -> None:
     folder = tmp_path / "search"
     shutil.copytree(searched[0] / "search", folder)
