@@ -220,7 +220,7 @@ def verify(
     ] = None,
     base: Base = None,
 ) -> None:
-    """Rebuild the picked weights from base model and trajectory, and compare weights and scores with the run's."""
+    """Rebuild the picked and the last weights from the trajectory, and compare weights and scores with the run's."""
     from mezo_cli.commands import verify
 
     raise typer.Exit(verify.verify(run, overrides or [], base))

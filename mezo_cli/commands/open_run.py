@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, checkpoints
+from mezo_cli.runs.contents import read_contents
 from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
@@ -24,6 +24,7 @@ class Opened:
     run: Run
     config: Config
     checkpoint: str
+    has_other_base: bool = False  # its folder was given
 
     @property
     def name(self) -> str:
@@ -35,6 +36,8 @@ class Opened:
         import_torch()
         from mezo_cli.training import restore
 
+        if self.has_other_base:
+            restore.check_base(self.config, self.run)
         return restore.load_checkpoint(self.config, self.run, self.checkpoint)
 
 
@@ -62,16 +65,13 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
         config = config.replace(model=model)
     elif config.model.path.startswith("./") and not Path(config.model.path).exists():  # of a run that was exported
         raise UserError(f"{folder}: its base model {config.model.path[2:]} is not here: give its folder as --base DIR")
-    return Opened(run, config, wanted)
+    return Opened(run, config, wanted, base is not None)
 
 
 def open_stored(path: Path) -> tuple[Run, Config]:
     """Open a run directory; return the run and its config."""
     run = Run.open(path)
-    config = read_config(path / "config.yaml")
-    if run.status() == "finished":
-        run.recorded_steps(config.optimizer.replayable, run.read_summary())  # refuses damage
-    return run, config
+    return run, read_contents(run).config
 
 
 def folders_or_outputs(folders: Sequence[Path]) -> list[Path]:

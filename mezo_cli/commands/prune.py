@@ -58,7 +58,7 @@ def _prune(run: Run, config: Config) -> int:
     with run.locked(), console_logging(make_console()):
         steps = _stored_steps(run)  # the lock removes what a prune left that was killed
         if not steps:
-            return int(run.info().get("pruned", {}).get("bytes", 0))
+            return int((run.info().get("pruned") or {}).get("bytes", 0))
         stored = {}
         for name in steps:
             stored[name] = models.fingerprint(restore.load_verified(config, run, name).loaded.model)

@@ -21,7 +21,7 @@ from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import Run
 from mezo_cli.runs.recovery import change_end
-from mezo_cli.runs.run import SWEEP, is_sweep
+from mezo_cli.runs.run import ENDS, SWEEP, is_sweep
 
 log = logging.getLogger("mezo")
 
@@ -91,6 +91,7 @@ def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) 
     overrides, own = split_own_code(overrides)
     new = with_own_code(with_new_end(run, config, overrides), own)
     info, finished = run.info(), run.status() == "finished"
+    run.check_ends(info, (name for name in ENDS if (run.path / name).parent.is_dir()))
     if finished and config.optimizer.replayable:
         run.read_trajectory()
     run.completions()  # damage is told before anything is written

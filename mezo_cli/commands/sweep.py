@@ -11,10 +11,11 @@ from pathlib import Path
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.config.compose import Job
 from mezo_cli.config.own_code import KEYS, OwnCode, check_stored, for_workers, split_own_code
-from mezo_cli.config.stored import is_same_run, read_config
+from mezo_cli.config.stored import is_same_run
 from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
+from mezo_cli.runs.contents import read_contents
 from mezo_cli.runs.run import STUDY, SWEEP
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep import record as records
@@ -100,12 +101,12 @@ def _make_record(plan: SweepPlan) -> records.SweepRecord:
 def _check_same_runs(plan: SweepPlan) -> None:
     """Check that the runs that are there have the settings of the jobs: a file in conf/ may have changed since."""
     for job in plan.jobs:
-        if jobs.is_begun(job.directory):
-            stored = read_config(Run.open(job.directory).path / "config.yaml")
-            if not is_same_run(stored, job.config):
-                raise UserError(
-                    f"{job.directory} contains a run with other settings than this job's; name another hydra.sweep.dir"
-                )
+        if not jobs.is_begun(job.directory) or job_status(job.directory) == "damaged":  # the end names what is damaged
+            continue
+        if not is_same_run(read_contents(Run.open(job.directory)).config, job.config):
+            raise UserError(
+                f"{job.directory} contains a run with other settings than this job's; name another hydra.sweep.dir"
+            )
 
 
 def check_given_again(folder: Path, needed: Sequence[str], own: OwnCode, config_dir: str | None) -> str | None:
@@ -155,7 +156,7 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
 def _left(plan: SweepPlan) -> dict[int, Job]:
     """Return the jobs that are to be run; log what is left alone."""
     statuses, alone = [job_status(job.directory) for job in plan.jobs], ("finished", "running", "damaged")
-    for status in alone:
+    for status in alone[:2]:  # the last is told at the end
         if count := statuses.count(status):
             log.info("%d of %d jobs %s before: skipped", count, len(statuses), status)
     return {number: job for number, job in enumerate(plan.jobs) if statuses[number] not in alone}
@@ -204,10 +205,10 @@ def print_failed(name: str, path: Path) -> None:
 
 def why_not_finished(path: Path) -> str:
     """Return in one line why a job has no result."""
-    status = job_status(path)
-    if status == "missing":
+    if job_status(path) == "missing":
         return "it did not start"
     try:
-        return " ".join(str(Run(path).info().get("error") or status).split())
+        found = read_contents(Run(path))
+        return " ".join(str(found.info.get("error") or found.status).split())
     except UserError as error:
         return str(error)

@@ -218,7 +218,7 @@ class _Search:
     def _result(self, job: Job) -> tuple[str, float | None, str]:
         """Return the state of a trial that has ended, its value for the study, and both in words."""
         config, run, status = job.config, Run(job.directory), jobs.job_status(job.directory)
-        end = results.end_of(run) if status != "missing" else status
+        end = results.end_of(run) if status not in ("missing", "damaged") else status
         if end == DIVERGED:
             return "COMPLETE", -self._order * math.inf, "diverged, which counts as the worst result"
         lines = results.trained_evaluations(run, config.steps).values() if end in ("finished", "pruned") else ()

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli.commands.evaluate import with_own_settings
-from mezo_cli.commands.open_run import Opened, open_run
+from mezo_cli.commands.evaluate import open_with_own
+from mezo_cli.commands.open_run import Opened
 from mezo_cli.config.schema import Splits
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.errors import UserError, join
@@ -22,7 +22,8 @@ MAX_CHANGED = 1 / 200  # of the rows whose prediction may differ there
 LOOSE = f"loss to {MAX_OFF:g}, 1 prediction in {1 / MAX_CHANGED:.0f} may differ"
 PREDICTED = ("predicted", "completion")  # of a row of predictions.jsonl
 
-Check = tuple[bool, str, str]  # whether it holds; what was compared; the figures
+VERDICTS = {True: "ok", False: "DIFFERS", None: "-"}
+Check = tuple[bool | None, str, str]  # whether it holds, None: it is not known; what was compared; the figures
 
 
 def verify(path: Path, overrides: Sequence[str], base: Path | None) -> int:
@@ -34,15 +35,14 @@ def verify(path: Path, overrides: Sequence[str], base: Path | None) -> int:
     import_torch()
     failed = 0
     with console_logging(make_console(), quiet=True):
-        opened = with_own_settings(open_run(path, None, base), overrides)
-        for holds, what, figures in _checks(opened):
-            print_line(f"{'ok' if holds else 'DIFFERS':8}{what:9}{figures}")
-            failed += not holds
+        for holds, what, figures in _checks(open_with_own(path, None, base, overrides)):
+            print_line(f"{VERDICTS[holds]:8}{what:9}{figures}")
+            failed += holds is False
     return int(failed > 0)
 
 
 def _checks(opened: Opened) -> Iterator[Check]:
-    """Yield the checks: rows, weights, and the scores on dev and test at the picked step."""
+    """Yield the checks: rows, weights, the scores on dev and test at the picked step, the weights of the last step."""
     from mezo_cli import models
     from mezo_cli.training import restore
     from mezo_cli.training.prepare import prepare
@@ -50,18 +50,17 @@ def _checks(opened: Opened) -> Iterator[Check]:
     run, config = opened.run, opened.config
     restore.require_trajectory(config, run, "verify")
     summary, info = run.read_summary(), run.info()
-    step, recorded = summary["best"]["step"], (info.get("weights") or {}).get("best")
-    if recorded is None:
+    step, recorded = summary["best"]["step"], info.get("weights") or {}
+    if "best" not in recorded:
         raise UserError(f"{run.path}: run.json has no sha256 of the weights: an earlier version trained it")
+    steps = {"weights": step} | ({"last": summary["steps"]} if "last" in recorded else {})
+    replay = restore.replay_to_each(config, run, steps.values(), checks=False)
     seen: list[Splits] = []
-    prepared = prepare(
-        config, lambda: restore.replay_from_base(config, run, step, checks=False), seen.append, trains=True
-    )
+    prepared = prepare(config, lambda: next(replay)[1], seen.append, trains=True)
     same = seen[0].fingerprint == info["data_fingerprint"]
     yield same, "data", f"rows of sha256 {seen[0].fingerprint[:12]}, {_recorded(info['data_fingerprint'][:12], same)}"
     found = models.fingerprint(prepared.session.loaded.model)
-    same = recorded == {"step": step, "sha256": found}
-    yield same, "weights", f"step {step}, sha256 {found[:12]}, {_recorded(recorded['sha256'][:12], same)}"
+    yield _compare_weights("weights", step, found, recorded["best"])
     here = describe_arithmetic(prepared.session.loaded.device, config.model.compute_dtype)
     others = [name for name, value in here.items() if (info.get("arithmetic") or {}).get(name) != value]
     rule = f"{LOOSE}: other {join(others)}" if others else "exact"
@@ -71,6 +70,19 @@ def _checks(opened: Opened) -> Iterator[Check]:
             stored = run.predictions() if split == "test" else None
             holds, figures = _compare(evaluation, summary[split], stored or (), is_exact=not others)
             yield holds, split, f"{figures} [{rule}]"
+    for _, session in replay:
+        found = models.fingerprint(session.loaded.model)
+    replayed = f"{max(steps.values())} of {summary['steps']} steps replayed"
+    if "last" not in recorded:
+        yield None, "last", f"not recorded: an earlier version trained it; {replayed}"
+        return
+    same, what, figures = _compare_weights("last", steps["last"], found, recorded["last"])
+    yield same, what, f"{figures}; {replayed}"
+
+
+def _compare_weights(what: str, step: int, found: str, recorded: Mapping[str, Any]) -> Check:
+    same = recorded == {"step": step, "sha256": found}
+    return same, what, f"step {step}, sha256 {found[:12]}, {_recorded(recorded['sha256'][:12], same)}"
 
 
 def _compare(

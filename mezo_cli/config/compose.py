@@ -70,7 +70,7 @@ def load(overrides: Sequence[str], config_dir: str | None = None) -> Job:
         if override.sweeps:
             other = ", or write logger=[one,two]" if override.name == "logger" else ", or quote them to mean one"
             raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
-        if override.name.startswith(("hydra/", "hydra.launcher.")):
+        if override.name.startswith(("hydra/", "hydra.launcher.", "hydra.sweep")):
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     with hydra_session():
         node = compose_node([override.text for override in parsed], config_dir)

@@ -2,7 +2,7 @@
 
 import importlib.util
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import reduce
 from itertools import chain
 from typing import Any
@@ -19,12 +19,15 @@ def build(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
     A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped, or refused if
-    its key is in `given`, those of the command line.
+    its key is in `given`, those of the command line. So is one of `UNREAD`.
     """
     groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
     config = validate(Config, {**values, **groups})
     config = config if config.forwards is None else config.replace(steps=_steps_within(config, config.forwards))
     check_rules(config)
+    for key in UNREAD.keys() & {*given}:  # a file may set it for other choices
+        if not reads(config, key):
+            raise SettingError(key, f"'{key}={show(reduce(getattr, key.split('.'), config))}': {UNREAD[key][2]}")
     return config
 
 
@@ -95,6 +98,18 @@ def check_rules(config: Config) -> None:
             raise SettingError(key, f"{key} is not set: {why}")
         shown = show(getattr(value, "name", value))
         raise SettingError(key, f"{key}={without_credentials(shown)}: {why}")
+
+
+def reads(config: Config, key: str) -> bool:
+    """Return whether a key `GROUP.NAME` has an effect in a config."""
+    group, _, name = key.partition(".")
+    return name in type(getattr(config, group)).model_fields and not (key in UNREAD and UNREAD[key][1](config))
+
+
+UNREAD: dict[str, tuple[str, Callable[[Config], bool], str]] = {  # key -> another, with which it has no effect; why
+    "model.tie_embeddings": ("objective", lambda config: config.objective.has_head, "objective=cls has no decoder"),
+    "model.stream_memory": ("model.stream", lambda config: not config.model.stream, "only model.stream=true reads it"),
+}
 
 
 def _task(config: Config) -> Conflicts:

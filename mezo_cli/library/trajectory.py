@@ -75,6 +75,7 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
     """
     path = Path(path)
     recorded = trajectory.read(path)
+    recorded.check_end(path)
     if recorded.header.optimizer != OPTIMIZER:
         why = f"a trajectory of optimizer={recorded.header.optimizer}; `mezo replay RUN` reads its run"
         raise UserError(f"{path}: {why}")

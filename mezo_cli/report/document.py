@@ -49,7 +49,7 @@ def _document(run: Entry) -> dict[str, Any]:
         "sentence": _sentence(run),
         "warnings": _warnings(run, gradients["zero_fraction"], optimizer.symbol),
         "prompt": info.get("prompt"),
-        "label_words": dict(zip(config.task.labels, info.get("label_words", ()), strict=False)),
+        "label_words": dict(zip(config.task.labels, info.get("label_words") or (), strict=False)),
         "steps": {"done": run.steps_done, "planned": config.steps},
         "metric": run.metric,
         "results": results(run),

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mezo_cli.config.schema import Config, data_dir, to_dict
-from mezo_cli.config.stored import read_config
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
 from mezo_cli.report.settings import flatten, is_zero_shot, parts
-from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs
+from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs, trajectory
+from mezo_cli.runs.contents import read_contents
 from mezo_cli.runs.scores import metrics_of, picked_start
 
 if TYPE_CHECKING:  # `mezo show` needs no pandas
@@ -123,8 +123,12 @@ class Entry:
 
     @cached_property
     def best(self) -> dict[str, Any] | None:
-        """The best evaluation on dev, as the run picks it; None before the first."""
-        return min(self.dev, key=self.config.rank, default=None)
+        """The best evaluation on dev, as the run picks it or has picked it; None before the first."""
+        picked = self.summary["best"]["step"] if self.summary else None
+        found = min((line for line in self.dev if picked in (None, line["step"])), key=self.config.rank, default=None)
+        if found is None and picked is not None:
+            raise UserError(f"{self.run.lines.path} is damaged: it lacks the evaluation of step {picked}")
+        return found
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -139,7 +143,7 @@ class Entry:
 
     def forwards(self, step: int) -> int:
         """Return the forwards of a batch until a step, those before the first step included."""
-        before = sum(self.info[what]["forwards"] for what in BEFORE_TRAINING if what in self.info)
+        before = sum(self.info[what]["forwards"] for what in BEFORE_TRAINING if self.info.get(what))
         return self.config.optimizer.count_forwards(step, self.config.steps)["forwards"] + int(before)
 
     def values(self) -> Iterator[tuple[Any, ...]]:
@@ -230,10 +234,8 @@ def read_run(path: Path) -> Entry:
 
 def read_entry(run: Run) -> Entry:
     """Return a run as its files are now; nothing is repaired."""
-    info, text = run.read()
-    status, config = run.status(info), read_config(run.path / "config.yaml", text)
-    summary = run.read_summary() if status == "finished" else {}
-    done = run.recorded_steps(config.optimizer.replayable, summary)
+    info, config, status, summary = read_contents(run)
+    done = summary["steps"] if summary else trajectory.length(run.trajectory)[0]
     splits = ("dev", "train", "test", "test_before")
     scores = {split: metrics_of(summary[split]) for split in splits if summary.get(split) is not None}
     for split in ["dev"] * bool(summary) + list(scores):

@@ -48,6 +48,17 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def end_checksum(path: Path) -> str | None:
+    """Return a checksum of a file's size and last 64 bytes; None where there is no file."""
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 64))
+        # A crc of bytes that end with their own crc would always be the same.
+        return hashlib.sha256(b"%d " % size + file.read()).hexdigest()[:16]
+
+
 def is_below(path: Path, folder: Path) -> bool:
     """Return whether a path lies in a folder, as it is written and with its links followed; neither needs to exist."""
     written = [Path(os.path.abspath(each)) for each in (path, folder)]

@@ -98,6 +98,6 @@ def change_end(run: Run, config_yaml: str, before: dict[str, Any], after: dict[s
         os.replace(summary, run.path / f"summary-{steps}.json")
     # `Run.read` takes the checksum of the last change, too: config.yaml and run.json cannot be replaced at once.
     change = {"time": utc_now(), "before": before, "after": after, "config_sha256": checksum}
-    run.update(changes=[*run.info().get("changes", []), change])
+    run.update(changes=[*(run.info().get("changes") or []), change])
     write_atomically(run.path / "config.yaml", config_yaml)
     run.update(config_sha256=checksum)

@@ -21,6 +21,7 @@ from mezo_cli.console import LogFormatter, relative_path
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.runs import atomic, checkpoints, trajectory
 from mezo_cli.runs.atomic import no_link, remove, sync, write_atomically, write_error
+from mezo_cli.runs.contents import RunInfo, Summary, check_types
 from mezo_cli.runs.jsonl import METRICS, JsonLines, chained, check_object, read_object, write_object
 
 log = logging.getLogger("mezo")
@@ -28,7 +29,11 @@ log = logging.getLogger("mezo")
 SWEEP, STUDY = "sweep.json", "study.journal"  # in the folder of a sweep's runs, of a search's trials
 FORMAT = 1  # of the run directory; begins with version 1.0.0 of the package
 BEFORE_TRAINING = ("probe", "race")  # in run.json: what took `forwards` of a batch before the first step
-STATUSES = ("running", "finished", "failed", "interrupted", "pruned")  # pruned: ended by `mezo tune`
+ALWAYS_READ = ("summary.json", METRICS, "trajectory.bin")  # of a finished run, by every command about it
+ENDS = (  # the files whose ends run.json has
+    *(*ALWAYS_READ, "predictions.jsonl", "untrained.json", "last_dev.json"),
+    *(f"checkpoints/{name}/{checkpoints.CHECKSUMS}" for name in checkpoints.NAMES),
+)
 TAKES_REWARD = ("resume", "eval")  # a function of the user's own is not stored: these commands take it again
 
 
@@ -97,7 +102,7 @@ class Run:
         if not (path / "config.yaml").exists():
             return
         has_begun = any((path / name).exists() for name in (METRICS, "trajectory.bin", "checkpoints"))
-        if has_begun or not (path / "run.json").exists() or cls(path).info().get("status") != "failed":
+        if has_begun or cls(path).info()["status"] != "failed":
             raise _taken(path)
 
     def _discard(self) -> None:
@@ -129,7 +134,7 @@ class Run:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from error
         # The checksum of the last change is taken, too: config.yaml and run.json cannot be replaced at once.
-        stored = [info.get("config_sha256"), *(change["config_sha256"] for change in info.get("changes", [])[-1:])]
+        stored = [info.get("config_sha256"), *(change["config_sha256"] for change in (info.get("changes") or [])[-1:])]
         if hashlib.sha256(content).hexdigest() not in stored:
             raise UserError(f"{path} is damaged or was edited: it does not match run.json")
         return info, content.decode(errors="replace")
@@ -187,22 +192,24 @@ class Run:
     def info(self) -> dict[str, Any]:
         """Return run.json without its checksum. A format that is not known is refused."""
         path = self.path / "run.json"
+        if not path.exists() and (self.path / "config.yaml").exists():
+            why = "a config.yaml without run.json is no run, or the rest of one: remove it, or name another directory"
+            raise UserError(f"{path}: no such file: {why}")
         values = atomic.read_json(path)
         if values.get("format") != FORMAT:
             found = f"of a format that this one does not know: {values.get('format')}"
             raise UserError(f"{self.path}: of a version of mezo before 1.0, or {found}")
-        return check_object(path, values)
+        values = check_object(path, values)
+        check_types(RunInfo, path, values)
+        return values
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json."""
         write_object(self.path / "run.json", {**self.info(), **fields})
 
     def status(self, info: dict[str, Any] | None = None) -> str:
-        """Return one of `STATUSES`; a run whose process is gone is interrupted. `info`: run.json, if it was read."""
-        info = self.info() if info is None else info
-        status = info.get("status")
-        if status not in STATUSES:
-            raise UserError(f"{self.path / 'run.json'} is damaged: its status is {status}")
+        """Return the status; a run whose process is gone is interrupted. `info`: run.json, if it was read."""
+        status = (self.info() if info is None else info)["status"]
         if status != "running":
             return str(status)
         try:  # the process that trains in it holds the lock; readers share it
@@ -218,21 +225,21 @@ class Run:
         """Return whether `mezo export --trajectory` wrote the directory, which leaves out what is about its machine."""
         return "argv" not in self.info()
 
-    def recorded_steps(self, is_replayable: bool, summary: Mapping[str, Any]) -> int:
-        """Return the number of steps in the trajectory, by its header and size: no record is read.
+    def ends(self, names: Iterable[str] = ENDS) -> dict[str, str]:
+        """Return file -> checksum of its size and end, of those files that are there."""
+        found = {name: atomic.end_checksum(self.path / name) for name in names}
+        return {name: end for name, end in found.items() if end is not None}
 
-        Args:
-            is_replayable: whether the run's optimizer writes a trajectory, which then has to have all of its steps.
-            summary: summary.json, whose steps are returned; empty for a run that has not finished.
-        """
-        recorded, rest = trajectory.length(self.trajectory)
-        if not summary:
-            return recorded
-        steps = int(summary["steps"])
-        if is_replayable and (recorded, rest) != (steps, 0):
-            more = f" and {rest} bytes more" if rest else ""
-            raise UserError(f"{self.trajectory} is damaged: it holds {recorded} of the run's {steps} steps{more}")
-        return steps
+    def check_ends(self, info: Mapping[str, Any], names: Iterable[str] = ALWAYS_READ) -> None:
+        """Refuse files of a finished run that are not those that it ended with, by its run.json."""
+        known: Mapping[str, str] = info.get("ends") or {} if info["status"] == "finished" else {}
+        for name in (name for name in names if name in known):
+            path = self.path / name
+            if atomic.end_checksum(path) != known[name]:
+                read = {METRICS: self.metrics, self.trajectory.name: self.read_trajectory}.get(name)
+                if path.exists() and read is not None:
+                    read()  # names the line or the record that is damaged
+                raise UserError(f"{path} is damaged: it is not what run.json says that this run has written")
 
     def command(self, verb: str, *words: str, info: Mapping[str, Any] | None = None) -> str:
         """Return `mezo VERB RUN WORDS`, with the reward that the run needs to be given again, to be run from here."""
@@ -256,7 +263,7 @@ class Run:
                 failed = {"verdict": None} if "verdict" in self.info() else {}  # of its last end
                 self.update(status="running", end=None, error=None, stopped=None, **failed)
                 yield
-            self.update(status="finished", end=utc_now(), error=None)
+            self.update(status="finished", end=utc_now(), error=None, ends=self.ends())  # of files that are synced
         except (KeyboardInterrupt, RunStopped) as stop:
             reason = str(stop) if isinstance(stop, RunStopped) else "interrupted"
             self._record_end("interrupted", reason)
@@ -361,8 +368,7 @@ class Run:
         neither.
         """
         past = trajectory.read(self.trajectory)
-        if past.cut_bytes >= past.record_bytes or (past.cut_bytes and self.status() == "finished"):
-            raise UserError(f"{self.trajectory} is damaged: it is sound up to step {len(past)}")
+        past.check_end(self.trajectory, is_finished=self.status() == "finished")
         return past
 
     # --- files that are written whole ---
@@ -381,7 +387,10 @@ class Run:
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json without its checksum."""
-        return read_object(self.path / "summary.json")
+        path = self.path / "summary.json"
+        values = read_object(path)
+        check_types(Summary, path, values)
+        return values
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl, whole: for each test row, in order, its columns, label, predicted, probabilities."""
@@ -394,11 +403,12 @@ class Run:
         Each is `{"row", "columns", "label", "predicted", "probabilities"}`. None where there is no such file: the run
         has not finished, or has no test split.
         """
-        path = self.path / "predictions.jsonl"
+        path, info = self.path / "predictions.jsonl", self.info()
+        self.check_ends(info, [path.name])
         if not path.is_file() or not (self.path / "summary.json").is_file():
             return None
         rows = [{key: value for key, value in line.items() if key != "crc"} for line in JsonLines(path)]
-        if [row["row"] for row in rows] != list(range(self.info()["rows"]["test"])):
+        if [row["row"] for row in rows] != list(range((info.get("rows") or {}).get("test") or 0)):
             raise UserError(f"{path} is damaged: it has not all of the test rows")
         return rows
 

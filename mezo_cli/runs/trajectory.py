@@ -144,6 +144,11 @@ class Trajectory:
         """Return the length of a file that ends with the record of step `step` - 1."""
         return self.valid_bytes - (len(self) - step) * self.record_bytes
 
+    def check_end(self, path: Path, is_finished: bool = False) -> None:
+        """Refuse damaged records at the end; if it `is_finished` also a part of one, which every kill can leave."""
+        if self.cut_bytes >= self.record_bytes or (self.cut_bytes and is_finished):
+            raise UserError(f"{path} is damaged: it is sound up to step {len(self)}")
+
     def records(self, start: int, stop: int) -> list[StepRecord]:
         """Return the records of steps start .. stop - 1."""
         return [(t, [float(g) for g in self.grads[t]], float(self.lrs[t])) for t in range(start, stop)]

@@ -19,6 +19,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.jsonl import write_object
+from mezo_cli.runs.run import ALWAYS_READ
 from mezo_cli.sharing.card import base_name, code, hub_id, write_card
 from mezo_cli.sharing.model_folder import CARD
 from mezo_cli.training import restore
@@ -67,14 +68,15 @@ def write_trajectory_run(
     portable = to_yaml(_portable(config, run, session.loaded.revision))
     write_atomically(folder / "config.yaml", portable)
     info = {key: value for key, value in run.info().items() if key not in PRIVATE}
+    copied = [name for name in (*ALWAYS_READ, run.initial_state_file.name) if (run.path / name).exists()]
     info |= {"weights": weights, "config_sha256": hashlib.sha256(portable.encode()).hexdigest()}
+    info["ends"] = run.ends(copied)
     if "reward" in info:
         info["reward"] = {**info["reward"], "name": _without_folder(info["reward"]["name"])}
     write_object(folder / "run.json", info)
     run.read_trajectory()
-    for file in (run.lines.path, run.path / "summary.json", run.trajectory, run.initial_state_file):
-        if file.exists():
-            shutil.copyfile(file, folder / file.name)
+    for name in copied:
+        shutil.copyfile(run.path / name, folder / name)
     step, use = int(weights["best"]["step"]), _use(config, repo, weights)
     write_atomically(folder / CARD, write_card(run, session, step, repo, use, "mezo"))
 

@@ -26,6 +26,7 @@ from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import OwnCode
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.runs import Run
+from mezo_cli.runs.contents import read_contents
 from mezo_cli.sweep.plan import SweepPlan
 from mezo_cli.system import IN_SWEEP, discard_output, environment, visible_gpus
 
@@ -38,10 +39,10 @@ LAUNCHED = "mezo_job"  # the key whose values are the numbers of the jobs that a
 
 def job_status(path: Path) -> str:
     """Return the status of a job's run, `missing` when its directory is free, `damaged` when it cannot be read."""
-    if not ((path / "config.yaml").exists() and (path / "run.json").exists()):
+    if not (path / "config.yaml").exists():
         return "missing"
     try:
-        return Run(path).status()
+        return read_contents(Run(path)).status
     except UserError:
         return "damaged"
 

@@ -16,6 +16,7 @@ from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import MAX_JOBS, Override, parse, quote
 from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
 from mezo_cli.config.registry import CHOICES
+from mezo_cli.config.validation import UNREAD, reads
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import is_below
 from mezo_cli.sweep.record import SweepRecord
@@ -48,7 +49,11 @@ class SweepPlan:
 
 def plan_sweep(overrides: Sequence[str], config_dir: str | None = None) -> SweepPlan:
     """Return the plan of a command line; an experiment file may add a grid of its own (`hydra.sweeper.params`)."""
-    parsed, launcher = _with_experiment_grid(parse(overrides, find_choices(config_dir)), config_dir)
+    parsed = parse(overrides, find_choices(config_dir))
+    for override in parsed:
+        if override.name.startswith("hydra.run."):
+            raise UserError(f"'{override.text}' is about a single run: a sweep has hydra.sweep.dir")
+    parsed, launcher = _with_experiment_grid(parsed, config_dir)
     common = [override.text for override in parsed if override.name.startswith("hydra")]
     directory, jobs = _compose_jobs(expand(parsed), common, config_dir)
     return _plan(directory, launcher, common, jobs, config_dir)
@@ -150,7 +155,8 @@ def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
         chosen = {str(override.value) for override in parsed if override.name == group} & {*table.names}
         if len(chosen) > 1:
             read |= {f"{group}.{key}" for name in chosen for key in table.load(name).model_fields}
-    return read & {override.name for override in parsed}
+    names = [override.name for override in parsed]
+    return {*read, *(key for key, (other, *_) in UNREAD.items() if names.count(other) > 1)} & {*names}
 
 
 def _compose_jobs(
@@ -192,7 +198,9 @@ def _compose_jobs(
                     raise UserError(f"hydra.sweep.subdir gives it the directory {directory}, which is not in {folder}")
                 if directory in planned:
                     raise UserError(f"hydra.sweep.subdir gives it the directory of another job, {directory}")
-                planned[directory] = Job(config, directory, job)
+                names = {text: parsed[text].name for text in job}  # the command of a job refuses what it does not read
+                kept = [text for text in job if names[text] not in tolerated or reads(config, names[text])]
+                planned[directory] = Job(config, directory, tuple(kept))
     assert first is not None
     return first[1], list(planned.values())
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mezo_cli.config.explain import key_schema
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError, install
+from mezo_cli.report.settings import OF_STEPS, matches
 from mezo_cli.runs.run import STUDY
 
 if TYPE_CHECKING:
@@ -43,15 +44,18 @@ class Range:
 
 def parse_ranges(texts: Sequence[str], base: Config) -> list[Range]:
     """Return the ranges of `--range`, `KEY=LOW:HIGH` each, or of the default keys around their values in `base`."""
-    if not texts:
-        ranges = []
-        for name in (name for name in DEFAULTS if hasattr(base.optimizer, name)):
-            key, value = f"optimizer.{name}", getattr(base.optimizer, name)
-            if not value:
-                raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
-            ranges.append(Range(key, value / 10, value * 10, float))
-        return ranges
-    return [_parse_range(text) for text in texts]
+    ranges = [_parse_range(text) for text in texts]
+    for name in () if texts else (name for name in DEFAULTS if hasattr(base.optimizer, name)):
+        key, value = f"optimizer.{name}", getattr(base.optimizer, name)
+        if not value:
+            raise UserError(f"{key}={value}: there is no range around it; give --range KEY=LOW:HIGH")
+        ranges.append(Range(key, value / 10, value * 10, float))
+    for number, item in enumerate(ranges):
+        if item.key in [before.key for before in ranges[:number]]:
+            raise UserError(f"--range {item.key}: it is given twice; give one range per key")
+        if not base.steps and matches(item.key, OF_STEPS):
+            raise UserError(f"--range {item.key}: the run takes no step, which would read it (steps=0)")
+    return ranges
 
 
 def _parse_range(text: str) -> Range:

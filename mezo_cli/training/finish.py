@@ -69,7 +69,7 @@ def finish(
         run.write_predictions({**session.objective.describe_row(row), **record} for row, record in pairs)
     info, forwards = run.info(), optimizer.count_forwards(run_log.step)
     probe, reward, stopped = info.get("probe"), info.get("reward"), info.get("stopped")
-    forwards["forwards"] += sum(info[before]["forwards"] for before in BEFORE_TRAINING if before in info)
+    forwards["forwards"] += sum(info[before]["forwards"] for before in BEFORE_TRAINING if info.get(before))
     untrained = {name: session.objective.assess(values, scores.rows[name]) for name, values in scores.untrained.items()}
     results = _results(session, scores, untrained, evaluations)
     word, reason = None, None
@@ -96,7 +96,9 @@ def finish(
         shared = {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": run_log.exchanged_bytes_per_step()}
         log.info("ranks  %d ranks shared the %s of a step, and exchanged %g bytes for it", *shared.values())
         summary["distributed"] = shared
-    run.update(weights={"best": {"step": best, "sha256": fingerprint(session.loaded.model)}})
+    last = info["weights"]["last"]
+    picked = last if best == last["step"] else {"step": best, "sha256": fingerprint(session.loaded.model)}
+    run.update(weights={"best": picked, "last": last})
     run_log.summary(summary)
     return summary
 

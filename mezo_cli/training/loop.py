@@ -17,6 +17,7 @@ from mezo_cli.data.splits import limit, shared_rows
 from mezo_cli.distributed.ranks import current
 from mezo_cli.engine.running import running_engine
 from mezo_cli.errors import RunFailed, UserError, join
+from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import describe
 from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.runs import Run, recovery
@@ -100,6 +101,8 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
         run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = run_log.seconds()
         engine.check_weights(session.params)
+        if run.writes:
+            run.update(weights={"last": {"step": run_log.step, "sha256": fingerprint(session.loaded.model)}})
         if scores.best != run_log.step:
             engine.release()
             del session

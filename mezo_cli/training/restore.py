@@ -4,6 +4,7 @@ A checkpoint has every bit of the weights, and a replay runs the arithmetic of t
 whichever checkpoint it starts from. A method without a trajectory has only its checkpoints.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -42,14 +43,17 @@ def find_step(config: Config, run: Run, name: str) -> int:
         return int(name)
     if name not in checkpoints.NAMES:
         raise UserError(f"--checkpoint {name}: allowed are {', '.join(checkpoints.NAMES)} or a step number")
+    if run.status() == "finished":
+        summary = run.read_summary()
+        return int(summary["best"]["step"] if name == "best" else summary["steps"])
     stored = run.checkpoint_step(name)
     if stored is not None:
         return stored
     require_trajectory(config, run, name)
-    last, finished = len(run.read_trajectory()), run.status() == "finished"
+    last = len(run.read_trajectory())
     if name == "last":
         return last
-    evaluations = dev_evaluations(config, run, run.metrics(), stop=last + 1 if finished else last)
+    evaluations = dev_evaluations(config, run, run.metrics(), stop=last)
     if not evaluations:
         raise UserError(f"{run.path}: no evaluation yet, so there is no best step")
     return config.best_step(evaluations)
@@ -96,14 +100,9 @@ def load_for_resume(config: Config, run: Run, step: int) -> Session:
     return session
 
 
-def replay_from_base(config: Config, run: Run, step: int, *, checks: bool = True) -> Session:
-    """Return a session at the weights and the method's state of `step`, from base model and trajectory alone.
-
-    `checks`: weights that are not those of the run are refused.
-    """
-    past = _read_trajectory(config, run, step)
-    session = _replay(load_start(config, run, past), run, past, 0, step)
-    return _check_weights(session, run, step) if checks else session
+def replay_from_base(config: Config, run: Run, step: int) -> Session:
+    """Return a session at the weights and the method's state of `step`, from base model and trajectory alone."""
+    return next(replay_to_each(config, run, [step]))[1]
 
 
 def _check_weights(session: Session, run: Run, step: int) -> Session:
@@ -129,23 +128,35 @@ def load_start(config: Config, run: Run, past: Trajectory | None = None) -> Sess
     return session
 
 
-def replay_to_each(config: Config, run: Run, steps: Iterable[int]) -> Iterator[tuple[int, Session]]:
-    """Yield (step, session) for each of the steps in order: one session, replayed from the base model on."""
+def check_base(config: Config, run: Run) -> None:
+    """Refuse a base model that is not the run's, from whose checkpoints weights may be loaded without a replay."""
+    load_start(config, run, run.read_trajectory() if config.optimizer.replayable else None)
+    gc.collect()  # memory may not hold two models
+
+
+def replay_to_each(
+    config: Config, run: Run, steps: Iterable[int], checks: bool = True
+) -> Iterator[tuple[int, Session]]:
+    """Yield (step, session) for each of the steps in order: one session, replayed from the base model on.
+
+    `checks`: weights that are not those of the run are refused.
+    """
     session, at = None, 0
     for step in sorted(set(steps)):
+        past = _read_trajectory(config, run, step)
         if session is None:
-            session = replay_from_base(config, run, step)
+            session = _replay(load_start(config, run, past), run, past, 0, step)
         elif session.optimizer.replayable:
-            past = _read_trajectory(config, run, step)
             update = partial(session.optimizer.apply_updates, session.params)
             with torch.no_grad():
                 _in_parts(past, at, step, update, "replaying the trajectory")
         at = step
-        yield step, session
+        yield step, _check_weights(session, run, step) if checks else session
 
 
 def load_verified(config: Config, run: Run, name: str) -> Session:
     """Return a session at the weights of checkpoint `best` or `last`, whose files match their checksums."""
+    run.check_ends(run.info(), [f"checkpoints/{name}/{checkpoints.CHECKSUMS}"])
     checkpoints.verify(run.checkpoints / name)
     return load_session(config, run.checkpoints / name)
 

@@ -68,6 +68,7 @@ def lengthen(run: Path, count: int) -> None:
         lines.append(json.dumps(sealed))
         crc = int(sealed["crc"], 16)
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    Run(run).update(ends=Run(run).ends())
 
 
 def time_process(*words: str) -> tuple[float, float]:

@@ -160,10 +160,10 @@ def test_only_what_the_list_shows_is_read(tmp_path: Path, files_opened: list[str
     result = mezo("runs", tmp_path)
     assert result.out.count("finished") == result.out.count("interrupted  ") == 5
     inside = [path for path in files_opened if str(tmp_path) in path and Path(path).suffix]
-    # run.json twice, config.yaml, the trajectory's header, metrics.jsonl or of a finished one summary.json
-    assert len(inside) == 10 * 5
+    # run.json twice, config.yaml, the trajectory's header, metrics.jsonl; of a finished one summary.json and three ends
+    assert len(inside) == 5 * 5 + 5 * 8
     assert not [path for path in files_opened if "checkpoints" in path]
-    assert sum("trajectory.bin" in path for path in inside) == 10
+    assert sum("trajectory.bin" in path for path in inside) == 15
 
 
 # --- what differs ---

@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +112,7 @@ def test_print_shows_commands_that_run_what_is_left(
         (["seed=1,2", "hydra.sweep.subdir=a,b"], ["hydra.sweep.subdir takes one"]),
         (["seed=1,2", "hydra.sweep.dir=./${seed}"], ["a sweep has one directory"]),
         (["seed=1,2", "hydra/sweeper=optuna"], ["hydra/sweeper=optuna", "a sweep is a grid", "mezo tune"]),
+        (["seed=1,2", "hydra.run.dir=x"], ["'hydra.run.dir=x' is about a single run"]),
         (["seed=1,2", "--jobs=0"], ["Invalid value for '--jobs'"]),
         (["seed=1,2", "--jobs=2", "--print"], ["--print runs nothing"]),
     ],
@@ -185,6 +188,34 @@ def test_it_goes_on_elsewhere_unless_a_file_has_changed(
     assert statuses(tmp_path / "elsewhere" / "moved") == {"0": "finished", "1": "finished"}
     file.write_text(f"{file.read_text()}optimizer:\n  eps: 0.01\n")
     assert "moved/0 contains a run with other settings" in error_line(mezo(*again))
+
+
+def without_a_line(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("summary.json", without_a_line),
+        ("summary.json", Path.unlink),
+        ("trajectory.bin", lambda path: path.write_bytes(b"")),
+        ("config.yaml", without_a_line),
+        ("run.json", Path.unlink),
+    ],
+)
+def test_a_damaged_job_is_told_once(
+    name: str, damage: Callable[[Path], Any], done: tuple[Path, list[str], Result], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(done[0], tmp_path / "sweep"))
+    record = json.loads((folder / "sweep.json").read_text())
+    (folder / "sweep.json").write_text(json.dumps({**record, "jobs": record["jobs"][:2]}))
+    damage(folder / "1" / name)
+    said = mezo("resume", folder)
+    assert (said.code, "1 of 2 jobs finished" in said.out) == (1, True), said
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"failed: job 2 (optimizer.lr=0.001): {folder / '1' / name}")
+    assert name not in said.out
 
 
 def test_a_stored_sweep_is_data(done: tuple[Path, list[str], Result], tmp_path: Path) -> None:

@@ -196,6 +196,9 @@ def test_a_trial_whose_loss_is_not_finite_is_the_worst(roberta: Path, movies: Pa
         (["--range", "optimizer.lrr=1:2"], ["unknown key", "optimizer.lr"]),
         (["--range", "optimizer.noise=1:2"], ["takes a number"]),
         (["--range", "optimizer.samples=1:2.5"], ["whole numbers"]),
+        (["--range", "seed=1:2", "--range", "seed=3:4"], ["--range seed: it is given twice"]),
+        (["steps=0"], ["--range optimizer.lr: the run takes no step"]),
+        (["optimizer=linear_probe", "init=linear_probe", "steps=0"], ["--range optimizer.lr: the run takes no"]),
         (["optimizer.lr=1e-3,1e-2"], ["one value per key", "--range KEY=LOW:HIGH"]),
         (["hydra/launcher=basic"], ["one trial after the other"]),
         (["experiment=paper/mezo"], ["grid"]),
@@ -209,6 +212,18 @@ def test_mistakes_end_in_one_line(more: list[str], parts: list[str], tmp_path: P
     for part in parts:
         assert part in line
     assert not (tmp_path / "search").exists()
+
+
+def test_a_damaged_trial_is_told_once(searched: tuple[Path, Result], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(searched[0] / "search", tmp_path / "search"))
+    (folder / "1" / "config.yaml").write_text("steps: 3\n")
+    said = mezo("resume", folder)
+    assert (said.code, said.err.splitlines()) == (
+        1,
+        [line for line in said.err.splitlines() if "failed: trial 2" in line],
+    )
+    assert "search/1/config.yaml is damaged or was edited" in said.err
+    assert ("2 of 3 trials finished" in said.out, "config.yaml" in said.out) == (True, False)
 
 
 def test_a_damaged_study_is_refused_and_a_strangers_is_data(searched: tuple[Path, Result], tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def test_every_number_has_a_range_that_is_kept(key: str) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
+        (["objective=cls", "model.tie_embeddings=true"], "'model.tie_embeddings=true': objective=cls has no decoder"),
+        (["model.stream_memory=1"], "'model.stream_memory=1': only model.stream=true reads it"),
         (["peft.r=4"], "'peft.r=4': peft=none does not read it, only peft=lora"),
         (["peft=head", "peft.layers=2"], "'peft.layers=2': peft=head does not read it, only peft=lora, peft=bias"),
         (["peft=lora", "peft.r=null"], "peft.r=null: allowed is a whole number at least 1"),

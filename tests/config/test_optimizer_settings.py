@@ -67,6 +67,9 @@ def test_a_sweep_over_optimizers_takes_a_setting_that_one_of_them_reads(tmp_path
     words = ["data=demo", "optimizer=mezo,adamw", f"hydra.sweep.dir={tmp_path}"]
     jobs = plan_sweep([*words, "optimizer.eps=0.5"]).jobs or ()
     assert [getattr(job.config.optimizer, "eps", None) for job in jobs] == [0.5, None]
+    assert [len(job.overrides) for job in jobs] == [3, 2]  # `mezo train` refuses what adamw does not read
+    of_objectives = ["data=demo", "objective=mlm,cls", "model.tie_embeddings=true", f"hydra.sweep.dir={tmp_path}"]
+    assert [len(job.overrides) for job in plan_sweep(of_objectives).jobs] == [3, 2]
     with pytest.raises(UserError, match=r"job 1 of 2 \(.*\): 'optimizer.window=3': optimizer=mezo does not read it"):
         plan_sweep([*words, "optimizer.window=3"])
 

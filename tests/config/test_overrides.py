@@ -45,6 +45,7 @@ pytestmark = pytest.mark.usefixtures("composing_all")
         ("hydra.run.dir='~/runs'", ["$HOME"]),
         ("hydra.run.dri=x", ["(did you mean 'hydra.run.dir'?)"]),
         ("+hydra.x=1", ["only hydra.run.dir"]),
+        ("hydra.sweep.dir=x", ["'hydra.sweep.dir=x' is about how a sweep is run: add -m"]),
     ],
 )
 def test_an_override_that_is_not_valid_is_one_line(word: str, parts: list[str]) -> None:

@@ -45,6 +45,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         replay(model, path)
     with pytest.raises(UserError, match=r"step=3: .* holds steps 0 to 2"):
         replay(make(), path, step=3)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"run\.bin is damaged: it is sound up to step 1"):
+        replay(make(), path)
+    path.write_bytes(content)
     with pytest.raises(UserError, match=r"the model has no tensor 0\.weight of shape \[12, 6\]"):
         replay(nn.Linear(2, 2), path)
     other = MezoOptimizer(make(), noise="rademacher")

@@ -140,7 +140,8 @@ def make_run(
             if seen is not None:
                 run.log_metrics("eval", config.steps, split=split, **seen, predicted=labels, seconds=9.0)
         passes = {"forwards": 2 * config.steps, "backwards": 0, "seconds": 9.0}
-        run.write_summary({"steps": len(grads), **passes, **scores})
+        best = {"step": min(run.evaluations("dev"), key=config.rank)["step"]}
+        run.write_summary({"steps": len(grads), **passes, "best": best, **scores})
 
     return _end(run, ended, finish)
 

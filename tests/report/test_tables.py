@@ -173,7 +173,8 @@ def test_a_file_is_written_completely_or_not(
 def test_what_a_step_costs_is_shown_where_it_differs(tmp_path: Path) -> None:
     for name, peak in {"mezo": 1.0, "mezo_momentum": 1.1, "mezo_adam": 2.5}.items():
         run = make_run(tmp_path / name, {"optimizer.name": name}, grads=[0.1] * 100)
-        run.write_summary({**run.read_summary(), "seconds": 50.0, "peak_memory_bytes": peak * 1e9})
+        run.write_summary({**run.read_summary(), "seconds": 50.0, "peak_memory_bytes": int(peak * 1e9)})
+        run.update(ends=run.ends())
     entries, _ = read_runs([tmp_path])
     (table,) = group_view(group_runs(entries)).tables
     assert sorted(table["peak GB"]) == ["1", "1.1", "2.5"]

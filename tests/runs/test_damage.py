@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Run:
         run.save_checkpoint("best", 2, lambda folder: (folder / "model.safetensors").write_text("the weights"))  # type: ignore[arg-type, return-value]
         run.write_predictions(ROWS)
         run.log_metrics("eval", 2, split="test", accuracy=0.5, predicted={"bad": 2, "good": 2, "never": 0})
-        run.write_summary({"steps": 3, "seconds": 1.5})
+        run.write_summary({"steps": 3, "best": {"step": 2}, "seconds": 1.5})
     return run
 
 

@@ -54,7 +54,7 @@ def test_a_directory_with_a_run_is_refused_and_resume_is_named(tmp_path: Path) -
 
 def test_a_config_yaml_of_something_else_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("theirs: 1\n")
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match=r"a config\.yaml without run\.json is no run"):
         new_run(tmp_path)
     assert (tmp_path / "config.yaml").read_text() == "theirs: 1\n"
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

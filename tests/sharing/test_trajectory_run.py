@@ -45,6 +45,7 @@ def test_it_says_nothing_of_this_machine(run: Path, roberta: Path, shared: Path)
     config = yaml.safe_load((shared / "config.yaml").read_text())
     assert (config["data"]["dir"], config["model"]["path"]) == (None, f"./{roberta.name}")
     card, weights = (shared / "README.md").read_text(), Run(shared).info()["weights"]
+    assert Run(shared).info()["ends"].keys() == FILES - {"README.md", "config.yaml", "run.json"}
     for name in ("best", "last"):
         assert f"| {name} | {weights[name]['step']} | `{weights[name]['sha256']}` |" in card
     assert "mezo predict . --base DIR --text" in card
@@ -129,6 +130,8 @@ def test_other_weights_data_and_mistakes_are_one_line(shared: Path, roberta: Pat
 def test_a_run_that_holds_what_no_run_writes(run: Path, shared: Path) -> None:
     values = {**Run(shared).read_summary(), "test": {"accuracy": "x", "loss": 1.0}}
     (shared / "summary.json").write_text(json.dumps(add_checksum(values)))
+    assert "is not what run.json says that this run has written" in error_line(mezo("show", shared))
+    Run(shared).update(ends=Run(shared).ends())
     home = Path(shutil.copytree(run.parent / "shared", shared.parent / "good")).parent
     assert f"{shared}/summary.json is damaged: " in error_line(mezo("show", shared))
     for command in ("report", "compare", "runs"):

@@ -289,6 +289,8 @@ def test_only_what_a_replay_gives_is_pruned(train: Train, home: Path) -> None:
         save_file(tensors, new / "model.safetensors", {"format": "pt"})
 
     Run(folder / "other").save_checkpoint("last", 6, change)
+    assert "mezo.json is damaged: it is not what run.json says" in error_line(mezo("prune", folder / "other"))
+    Run(folder / "other").update(ends=Run(folder / "other").ends())
     before = {name: files(folder / name) for name in ("other", "adamw", "stopped")}
     said = mezo("prune", folder)
     assert said.code == 2

@@ -26,25 +26,30 @@ def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_edited_score_does_not_choose_another_best(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "trajectory", run)
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines, wanted = (run / "metrics.jsonl").read_text().splitlines(), mezo("eval", run).out
     for number in (0, 3):
         line = json.loads(lines[number])
         line["accuracy"] = 1.0 - line["accuracy"]
         edited = [*lines[:number], json.dumps(line), *lines[number + 1 :]]
         (run / "metrics.jsonl").write_text("\n".join(edited) + "\n")
-        assert f"metrics.jsonl:{number + 1} is damaged" in error_line(mezo("eval", run))
+        assert f"metrics.jsonl:{number + 1} is damaged" in error_line(mezo("show", run))
+        said = mezo("eval", run)  # the summary says which was picked
+        assert said.out == wanted or f"metrics.jsonl:{number + 1} is damaged" in error_line(said)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 6])
 def test_truncated_metrics_do_not_either(kept: int, runs: Path, tmp_path: Path) -> None:
-    """Without an evaluation on dev, nobody can say which was best."""
+    """Also where it was the only one that says so: before a run has finished."""
     run = tmp_path / "run"
     shutil.copytree(runs / "trajectory", run)
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     kinds = [json.loads(line).get("split", "train") for line in lines]
     assert kinds == ["dev", "test_before", "train", "dev", "train", "train", "dev", "train", "test"]
     (run / "metrics.jsonl").write_bytes(b"".join(lines[:kept]))
-    assert "lacks the evaluation of step" in error_line(mezo("eval", run))
+    assert "metrics.jsonl is damaged: it is not what run.json says" in error_line(mezo("eval", run))
+    Run(run).update(status="interrupted")
+    if kept < 6:  # the evaluation at the end of the trajectory may not have been made yet
+        assert "metrics.jsonl is damaged: it lacks the evaluation of step" in error_line(mezo("eval", run))
 
 
 def test_a_damaged_checkpoint_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
