@@ -172,7 +172,7 @@ def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict
     own, same, hidden = [name for name in columns if name not in COLUMNS], {}, []
     needed = {name: 2 + max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns}
     needed["run"] = min(needed["run"], RUN_WIDTH + 2)
-    if sum(needed.values()) > min(width, PIPE_WIDTH) and len(rows) > 1:
+    if sum(needed.values()) > min(width, PIPE_WIDTH) and sum("task" in row for row in rows) > 1:
         for name in [name for name in columns if name in (*DISPENSABLE, *LAST[1:])]:
             values = {row[name] for row in rows if name in row}
             if len(values) == 1:

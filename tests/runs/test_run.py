@@ -263,7 +263,7 @@ def test_odd_folders_are_no_runs_and_damaged_ones_are_shown(tmp_path: Path) -> N
     rows = [line.split() for line in said.out.splitlines()]
     assert rows[0][:2] == ["run", "status"]
     assert [row[:2] for row in rows[1:4]] == [["only-steps", "damaged"], ["torn", "damaged"], ["sound", "interrupted"]]
-    assert rows[3][2:] == ["sst2", "mlm", "mezo", "roberta-large", "accuracy", "42", "0/3", "-", "-"]
+    assert rows[3][2:] == ["sst2", "mlm", "mezo", "roberta-large", "accuracy", "42", "0/3", *"----"]
     assert "torn: " in said.out
     assert "run.json is damaged" in said.out
     assert "odd" not in {row[0] for row in rows[1:]}
