@@ -36,7 +36,7 @@ class Opened:
         import_torch()
         from mezo_cli.training import restore
 
-        if self.has_other_base:
+        if self.has_other_base and self.run.checkpoints.is_dir():  # a replay checks it
             restore.check_base(self.config, self.run)
         return restore.load_checkpoint(self.config, self.run, self.checkpoint)
 

@@ -190,17 +190,13 @@ def test_it_goes_on_elsewhere_unless_a_file_has_changed(
     assert "moved/0 contains a run with other settings" in error_line(mezo(*again))
 
 
-def without_a_line(path: Path) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("summary.json", without_a_line),
+        ("summary.json", lambda path: path.write_text(path.read_text()[2:])),
         ("summary.json", Path.unlink),
         ("trajectory.bin", lambda path: path.write_bytes(b"")),
-        ("config.yaml", without_a_line),
+        ("config.yaml", lambda path: path.write_text(path.read_text()[2:])),
         ("run.json", Path.unlink),
     ],
 )
