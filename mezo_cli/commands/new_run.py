@@ -33,7 +33,7 @@ def check_reward(config: Config, has_data: bool = True) -> None:
         from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
 
         with Reward(reward) as opened:
-            if opened.needs_columns and has_data:
+            if opened.needed and has_data:
                 from mezo_cli.data.sources import open_source
 
                 opened.check_columns(open_source(config.data_task, config.data).columns)

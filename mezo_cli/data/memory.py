@@ -6,8 +6,9 @@ What looks like them, one row, one text or a mapping of splits, is refused by na
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from json import JSONEncoder
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data.files import class_name
@@ -20,25 +21,31 @@ FORMS = "rows are a list of mappings, a datasets.Dataset, a DataFrame, or a mapp
 
 
 def rows_of(name: str, given: Any, task: TaskConfig) -> list[Any]:
-    """Return rows, most of them mappings; the caller says what else each may be.
+    """Return rows, most of them mappings of columns; the caller says what else each may be.
 
-    A mapping has all columns, with None for those that the task does not read, which are not looked at. Numbers of
-    classes in a `Dataset` are their names.
+    Columns of a `Dataset` that the task does not read are None: they are not decoded. Its classes are their names.
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
         raise UserError(f"{name}: one {type(given).__name__}: {FORMS}; one text or row is given as [it]")
-    given = _columns_of_frame(name, given) if hasattr(given, "notna") and hasattr(given, "columns") else given
+    if hasattr(given, "notna") and hasattr(given, "columns"):  # a DataFrame, where NaN, NaT and NA are missing values
+        given = given.astype(object).where(given.notna(), None).to_dict("list")
     if isinstance(given, Mapping):
-        return _of_columns(name, given, task)
-    columns, features = getattr(given, "column_names", None), getattr(given, "features", None) or {}
-    if columns and hasattr(given, "with_format"):  # a Dataset
-        given = given.with_format(None).select_columns(_read(columns, task) or columns)
-    classes = {key: feature.names for key, feature in features.items() if hasattr(feature, "names")}
-    return [_looked_at(row, columns or row, classes, task) if isinstance(row, Mapping) else row for row in given]
+        return _of_columns(name, given)
+    if not hasattr(given, "with_format"):
+        return list(given)
+    rows, columns, features = given.with_format(None), given.column_names or [], given.features or {}
+    if columns:  # a stream may not know them
+        rows = rows.select_columns(_read(columns, task) or columns)
+    classes = {column: feature.names for column, feature in features.items() if hasattr(feature, "names")}
+    named = ({column: class_name(value, classes.get(column, ())) for column, value in row.items()} for row in rows)
+    return [dict.fromkeys(columns) | row for row in named]
 
 
 def json_lines(name: str, given: Any, task: TaskConfig) -> list[str]:
-    """Return rows as the lines of a JSONL file of the columns that the task reads; all where one is not there."""
+    """Return rows as the lines of a JSONL file of the columns that the task reads.
+
+    Where one is not there, the others are null, so that the reader of the file names all of them.
+    """
     rows = rows_of(name, given, task)
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -46,9 +53,9 @@ def json_lines(name: str, given: Any, task: TaskConfig) -> list[str]:
     columns = dict.fromkeys(column for row in rows for column in row)
     read = _read(columns, task)
     kept = read if {*read_columns(task)} <= {task.rename.get(column, column) for column in read} else columns
-    other = _refuse if task.labels else str
+    other = JSONEncoder().default if task.labels else str  # which raises TypeError
     return [
-        row_json({column: row[column] for column in kept if column in row}, f"{name}, row {number}", other)
+        row_json({c: row[c] if c in read else None for c in kept if c in row}, f"{name}, row {number}", other)
         for number, row in enumerate(rows)
     ]
 
@@ -62,16 +69,7 @@ def in_memory(text: str, folder: Path) -> str:
     return re.sub(rf"(?:{re.escape(str(folder))}/)?\b(train|test)\.jsonl(?::(\d+))?", named, text)
 
 
-def _columns_of_frame(name: str, frame: Any) -> dict[str, list[Any]]:
-    """Return the columns of a DataFrame, with None for what is missing there (NaN, NaT, NA)."""
-    names = [str(column) for column in frame.columns]
-    if len({*names}) < len(names):
-        raise UserError(f"{name}: two columns of one name in {join(names)}")
-    values = frame.astype(object).where(frame.notna(), None)
-    return {column: values.iloc[:, i].tolist() for i, column in enumerate(names)}
-
-
-def _of_columns(name: str, given: Mapping[Any, Any], task: TaskConfig) -> list[dict[str, Any]]:
+def _of_columns(name: str, given: Mapping[Any, Any]) -> list[dict[Any, Any]]:
     """Return the rows of columns."""
     for column, values in given.items():
         if hasattr(values, "column_names"):  # a Dataset
@@ -79,26 +77,13 @@ def _of_columns(name: str, given: Mapping[Any, Any], task: TaskConfig) -> list[d
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
             why = f"one mapping, with a {type(values).__name__} as '{column}'"
             raise UserError(f"{name}: {why}: {FORMS}; one row is given as [row]")
-    lengths = {str(column): len(values) for column, values in given.items()}
+    lengths = {column: len(values) for column, values in given.items()}
     if len({*lengths.values()}) > 1:
-        raise UserError(f"{name}: columns of other lengths: {join(f'{name} {n}' for name, n in lengths.items())}")
-    rows = (dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True))
-    return [_looked_at(row, given, {}, task) for row in rows]
-
-
-def _looked_at(
-    row: Mapping[Any, Any], columns: Iterable[Any], classes: Mapping[str, Sequence[str]], task: TaskConfig
-) -> dict[str, Any]:
-    """Return a row of all columns, None for one that the task does not read."""
-    read = {column: class_name(row[column], classes.get(column, ())) for column in _read(row, task)}
-    return {str(column): read.get(column) for column in columns}
+        raise UserError(f"{name}: columns of other lengths: {join(f'{column} {n}' for column, n in lengths.items())}")
+    return [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
 
 
 def _read(columns: Iterable[Any], task: TaskConfig) -> list[Any]:
     """Return those of some columns that the task reads, renamed or not: all for a task without labels."""
     wanted = {*read_columns(task)}
     return [column for column in columns if not task.labels or task.rename.get(column, column) in wanted]
-
-
-def _refuse(value: Any) -> NoReturn:
-    raise TypeError(f"a {type(value).__name__} is no text and no label")

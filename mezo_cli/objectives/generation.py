@@ -51,7 +51,6 @@ ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows fo
 MEMBER_TOKENS = 8192
 MEMBER_ELEMENTS = 1 << 25
 
-Key = tuple[PromptRow, int]  # a row, and the number of a sample of it
 Members = Sequence[Perturbation | None]  # whose weights complete prompts; None: those that are active
 
 
@@ -187,18 +186,19 @@ class Generation(Objective):
         """
         keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
         texts = [completion.text for of_row in completions for completion in of_row]
-        scored = self._opened(spec).score({"completions": texts, **self._of_rows(keys, step)}, _places(keys))
+        scored = self._opened(spec).score({"completions": texts, **self._of_rows(keys, step)})
         reduce = np.max if self._own.reduce == "max" else np.mean
         values = {REWARD: scored.values, **{f"{REWARD}_{name}": part for name, part in scored.parts.items()}}
         return {name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors
 
-    def _of_rows(self, keys: Sequence[Key], step: int) -> dict[str, list[Any]]:
+    def _of_rows(self, keys: Sequence[tuple[PromptRow, int]], step: int) -> dict[str, list[Any]]:
         """Return what a reward gets for (row, sample) beside the completions, by name."""
         return {
             "rows": [row.columns for row, _ in keys],
             "prompts": [self.encoder.decode(row) for row, _ in keys],
             "golds": [row.golds for row, _ in keys],
             "seed": [self._seed_of(row.index, sample, step) for row, sample in keys],
+            "locations": [row.where or f"row {row.index}" for row, _ in keys],
         }
 
     def _opened(self, spec: RewardSpec) -> Reward:
@@ -299,7 +299,7 @@ class Generation(Objective):
                 if isinstance(column, str) and row.columns.get(column, "") is None:
                     raise UserError(f"{row.where}: column '{column}' is null, and objective.reward reads it")
         keys, columns = [(row, 0) for row in rows[:2]], (column for row in rows for column in row.columns)
-        repeatable = self._opened(self._reward).check(self._of_rows(keys, 0), _places(keys), columns)
+        repeatable = self._opened(self._reward).check(self._of_rows(keys, 0), columns)
         if not repeatable:
             log.warning("warning: the reward gave other numbers when it was called again: a resumed run may differ")
         return {"reward": {**self._reward.record(), "repeatable": repeatable}}
@@ -369,10 +369,6 @@ class Generation(Objective):
             return torch.zeros(len(batch.rows), 0), self._said(batch.rows, every=True)[1]
 
         return self.measure_all(rows, report, ranks, measure)[1]
-
-
-def _places(keys: Sequence[Key]) -> list[str]:
-    return [row.where or f"row {row.index}" for row, _ in keys]
 
 
 def _figures(completions: Sequence[Sequence[Completion]]) -> dict[str, np.ndarray]:

@@ -42,12 +42,12 @@ class Reward(AbstractContextManager["Reward"]):
         try:
             if spec.in_process:
                 self._functions = [worker.Function(part.target) for part in spec.parts]
-                self._needed = [(one.shown, one.needed) for one in self._functions]
+                self.needed = [name for one in self._functions for name in one.needed]
             else:
                 parts = [(part.target, part.settings, spec.sha256) for part in spec.parts]
                 self._worker = Worker(parts, timeout)
                 self._worker.start()
-                self._needed = self._worker.functions
+                self.needed = self._worker.needed
         except RewardError as error:
             raise UserError(f"{KEY}={spec.describe()}: {error}") from error
 
@@ -55,29 +55,24 @@ class Reward(AbstractContextManager["Reward"]):
         if self._worker is not None:
             self._worker.close()
 
-    @property
-    def needs_columns(self) -> bool:
-        """Whether a parameter is neither one of `worker.NAMES` nor has a default: it has to be a column."""
-        return any(needed for _, needed in self._needed)
-
     def check_columns(self, columns: Iterable[str]) -> None:
         """Check that the data have the columns that parameters name, beside those seen before; UserError if not."""
         self._columns |= dict.fromkeys(columns)
-        for shown, needed in self._needed:
-            for name in needed:
-                if name not in self._columns:
-                    there = f"{worker.BY_NAME}; the columns are: {join(self._columns) or 'none'}"
-                    raise UserError(f"{KEY}={self.spec.describe()}: takes {shown}, and '{name}' is no column; {there}")
+        for name in self.needed:
+            if name not in self._columns:
+                there = f"{worker.BY_NAME}; the columns are: {join(self._columns) or 'none'}"
+                raise UserError(f"{KEY}={self.spec.describe()}: takes '{name}', which is no column; {there}")
 
-    def check(self, batch: Batch, locations: Sequence[str], columns: Iterable[str] = ()) -> bool:
+    def check(self, batch: Batch, columns: Iterable[str] = ()) -> bool:
         """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers.
 
         `columns` are those of all rows of the data.
         """
         self.check_columns(columns)
         batch = {**batch, "completions": [answers[0] if answers else "" for answers in batch["golds"]]}
+        locations = batch["locations"]
         try:
-            first, second = (self._row_scores(batch, locations) for _ in range(2))
+            first, second = (self._row_scores(batch) for _ in range(2))
         except RunFailed as error:
             raise UserError(str(error)) from error
         errors = [scores for scores in first if isinstance(scores, str)]
@@ -85,47 +80,47 @@ class Reward(AbstractContextManager["Reward"]):
             raise UserError(self._line(locations[first.index(errors[0])], errors[0]))
         return first == second
 
-    def score(self, batch: Batch, locations: Sequence[str]) -> RewardBatch:
+    def score(self, batch: Batch) -> RewardBatch:
         """Return the rewards of completions, [n].
 
         Args:
-            batch: all of `worker.NAMES`: `completions`, `rows` (every column of each one's), `prompts`, `golds` (gold
-                answers) and `seed`, which is that of (seed, step, row, sample).
-            locations: the row's file and line or its split and number, the same for all samples of a row.
+            batch: by name, [n] each: `completions`; of the row of each all columns (`rows`), the prompt (`prompts`),
+                gold answers (`golds`) and its file and line or its split and number (`locations`); and `seed`, which
+                is that of (seed, step, row, sample).
         """
         self.check_columns(column for row in batch["rows"] for column in row)
         batch = {**batch, "seed": [int(seed) for seed in batch["seed"]]}
-        right = self._score(batch, locations)
+        right = self._score(batch)
         if not self.spec.shuffled:
             return right
-        others = _other_rows(batch["seed"], locations)
-        other = self._score(batch | {name: [batch[name][i] for i in others] for name in OF_ROW}, locations)
+        others = _other_rows(batch["seed"], batch["locations"])
+        other = self._score(batch | {name: [batch[name][i] for i in others] for name in OF_ROW})
         return RewardBatch(other.values, {self.spec.parts[0].name: right.values, **right.parts}, other.errors)
 
-    def _score(self, batch: Batch, locations: Sequence[str]) -> RewardBatch:
-        all_scores = self._row_scores(batch, locations)
+    def _score(self, batch: Batch) -> RewardBatch:
+        all_scores = self._row_scores(batch)
         values, errors = {name: np.zeros(len(all_scores)) for name in self._names or (REWARD,)}, 0
         for i, scores in enumerate(all_scores):
             if isinstance(scores, str):
                 if self._on_error == "stop":
-                    raise RunFailed(self._line(locations[i], scores))
+                    raise RunFailed(self._line(batch["locations"][i], scores))
                 errors += 1
                 continue
             for name, of_rows in values.items():
                 of_rows[i] = scores[name]
         return RewardBatch(values.pop(REWARD), values, errors)
 
-    def _row_scores(self, batch: Batch, locations: Sequence[str]) -> list[Scores]:
+    def _row_scores(self, batch: Batch) -> list[Scores]:
         """Return what each row got. After a failure of the batch, its rows are tried one by one."""
         try:
             return [self._sum(scores) for scores in zip(*self._call(batch), strict=True)]
         except RewardError as error:
-            failure = str(error)
+            failure, locations = str(error), batch["locations"]
         if len(locations) == 1:
             return [failure]
         all_scores: list[Scores] = []
         for i, place in enumerate(locations):
-            all_scores += self._row_scores({name: [of_rows[i]] for name, of_rows in batch.items()}, [place])
+            all_scores += self._row_scores({name: [of_rows[i]] for name, of_rows in batch.items()})
             if isinstance(all_scores[-1], str) and self._on_error == "stop":
                 raise RunFailed(self._line(place, all_scores[-1]))
         if self._on_error == "stop":

@@ -57,8 +57,7 @@ class Function:
     """A reward that is called by the names of its parameters: `NAMES` win over columns of the rows.
 
     Attributes:
-        shown: its parameters, for error lines.
-        needed: the columns that it has parameters for without a default.
+        needed: the columns that it cannot be called without.
     """
 
     def __init__(self, function: Any) -> None:
@@ -66,13 +65,13 @@ class Function:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             raise RewardError(f"is not a function, or one whose parameters cannot be read; {BY_NAME}") from error
-        self._function, self.shown, parameters = function, str(signature), [*signature.parameters.values()]
+        self._function, parameters = function, [*signature.parameters.values()]
         for one in parameters:
             if one.kind in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY):
-                raise RewardError(f"takes {self.shown}, '{one.name}' by position alone; {BY_NAME}")
-        self._takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._named = {one.name: one.default is one.empty for one in parameters if one.kind is not one.VAR_KEYWORD}
-        self.needed = [name for name, is_needed in self._named.items() if is_needed and name not in NAMES]
+                raise RewardError(f"takes {signature}, '{one.name}' by position alone; {BY_NAME}")
+        named = {one.name: one.default is one.empty for one in parameters if one.kind is not one.VAR_KEYWORD}
+        self._named, self._takes_all = named, len(named) < len(parameters)
+        self.needed = [name for name, is_needed in named.items() if is_needed and name not in NAMES]
 
     def __call__(self, batch: Batch, columns: Sequence[str]) -> Any:
         """Call it. `columns` are those of the data, for `**kwargs` and defaults; a row that lacks one gives None."""
@@ -173,7 +172,7 @@ class Worker:
     def __init__(self, parts: list[Any], timeout: float) -> None:
         self._parts, self._timeout = parts, timeout
         self._process: Any = None
-        self.functions: list[tuple[str, list[str]]] = []  # `shown` and `needed` of each, once it runs
+        self.needed: list[str] = []  # of the rewards, once it runs
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from its stdout; b"" when that is closed
 
     def start(self) -> None:
@@ -192,7 +191,7 @@ class Worker:
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         try:
             path = [os.path.abspath(entry) for entry in sys.path]
-            self.functions = self._call("load", (self._parts, path), START_LIMIT, "the limit of its start")
+            self.needed = self._call("load", (self._parts, path), START_LIMIT, "the limit of its start")
         except RewardError:
             self.close()
             raise
@@ -291,7 +290,7 @@ def _answer(functions: list[Function], method: str, arguments: list[Any]) -> dic
             return {"result": score(functions, *arguments)}
         parts, sys.path[:] = arguments
         functions += [load(*part) for part in parts]
-        return {"result": [(one.shown, one.needed) for one in functions]}
+        return {"result": [name for one in functions for name in one.needed]}
     except RewardError as error:
         return {"error": str(error)}
     except BaseException as error:  # of the user's code, KeyboardInterrupt and GeneratorExit too

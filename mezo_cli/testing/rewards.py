@@ -76,5 +76,5 @@ class Conformance:
 
 def score(reward: Reward, completions: Sequence[str], rows: Any, golds: Any, numbers: Sequence[int]) -> RewardBatch:
     """Score completions of rows with these numbers, which are their seeds, too."""
-    batch = {"completions": completions, "rows": rows, "prompts": [""] * len(rows), "golds": golds, "seed": numbers}
-    return reward.score(batch, [f"row {i}" for i in numbers])
+    of_rows = {"rows": rows, "golds": golds, "prompts": [""] * len(rows), "locations": [f"row {i}" for i in numbers]}
+    return reward.score({"completions": completions, "seed": numbers, **of_rows})

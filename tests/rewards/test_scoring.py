@@ -40,12 +40,12 @@ def score(reward: Reward, completions: Sequence[str], rows: Any = None, samples:
     golds = [[f"gold {i // samples}"] for i in range(n)]
     locations = [f"train.jsonl:{i // samples + 1}" for i in range(n)]
     seeds, prompts = [1000 + i for i in range(n)], [f"prompt {i // samples}" for i in range(n)]
-    return reward.score(batch_of(completions, rows or [{}] * n, golds, seeds, prompts), locations)
+    return reward.score(batch_of(completions, rows or [{}] * n, golds, seeds, locations, prompts))
 
 
-def batch_of(completions: Any, rows: Any, golds: Any, seeds: Any, prompts: Any = None) -> dict[str, Any]:
-    prompts = prompts or [""] * len(rows)
-    return {"completions": completions, "rows": rows, "prompts": prompts, "golds": golds, "seed": seeds}
+def batch_of(completions: Any, rows: Any, golds: Any, seeds: Any, locations: Any, prompts: Any = None) -> Any:
+    of_rows = {"rows": rows, "golds": golds, "prompts": prompts or [""] * len(rows), "locations": locations}
+    return {"completions": completions, "seed": seeds, **of_rows}
 
 
 def failure(setting: Any, completions: Sequence[str], **options: Any) -> str:
@@ -60,7 +60,7 @@ def refusal(setting: Any, **options: Any) -> str:
     """The line with which a reward is refused at the start."""
     rows: Any = [{"x": 1}, {"y": 2}]
     with pytest.raises(UserError) as error, Reward(parse(setting), **options) as reward:
-        reward.check(batch_of([], rows, [["a"], ["b"]], [0, 1]), ["train.jsonl:1", "train.jsonl:2"], ["x", "y"])
+        reward.check(batch_of([], rows, [["a"], ["b"]], [0, 1], ["train.jsonl:1", "train.jsonl:2"]), ["x", "y"])
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -110,14 +110,14 @@ def test_parameters_go_by_name(write: Write, parameters: str) -> None:
 
 def test_kwargs_get_all_and_the_names_of_mezo_win_over_columns() -> None:
     seen: list[dict[str, Any]] = []
-    batch = batch_of(["aa"], [{"target": 9, "completions": "a column"}], [["g"]], [3], ["p"])
+    batch = batch_of(["aa"], [{"target": 9, "completions": "a column"}], [["g"]], [3], ["row"], ["p"])
     with Reward(parse(lambda **everything: seen.append(everything) or [1])) as reward:
-        reward.score(batch, ["row"])
-    assert seen == [batch | {"target": [9]}]
+        reward.score(batch)
+    assert seen == [{name: batch[name] for name in worker.NAMES} | {"target": [9]}]
 
 
 REFUSED = {
-    "texts, examples": "takes (texts, examples), and 'texts' is no column; parameters go by name: completions, rows, "
+    "texts, examples": "takes 'texts', which is no column; parameters go by name: completions, rows, "
     "prompts, golds, seed, a column of the rows, or **kwargs for all; the columns are: x, y",
     "completions, *rest": "takes (completions, *rest), 'rest' by position alone; parameters go by name: completions,",
     "completions, rows, /": "takes (completions, rows, /), 'completions' by position alone",
@@ -279,12 +279,12 @@ def test_the_start_says_what_does_not_import(write: Write, tmp_path: Path, monke
 def test_the_check_refuses_a_reward_that_fails_on_every_row_and_sees_one_that_differs(write: Write) -> None:
     assert "train.jsonl:1: " in refusal(write("return None"))
     assert "returned a NoneType for 1 completions" in refusal(write("return None"), on_error="zero")
-    rows: Any = batch_of([], [{}, {}], [["a"], []], [0, 1]), ["1", "2"]
+    rows: Any = batch_of([], [{}, {}], [["a"], []], [0, 1], ["1", "2"])
     with Reward(parse(write("return [completions == ['a', '']] * len(rows)"))) as reward:
-        assert reward.check(*rows)
+        assert reward.check(rows)
         assert score(reward, ["a", ""]).values.tolist() == [1.0, 1.0]
     with Reward(parse(write("return [time.time()] * len(rows)"))) as reward:
-        assert not reward.check(*rows)
+        assert not reward.check(rows)
 
 
 # --- the end of mezo ---
@@ -294,8 +294,8 @@ import sys
 from mezo_cli.rewards.scoring import Reward
 from mezo_cli.config.rewards import parse
 with Reward(parse(sys.argv[1]), timeout=60) as reward:
-    batch = {"completions": ["a"], "rows": [{}], "prompts": [""], "golds": [[]], "seed": [0]}
-    reward.score(batch, ["row"])
+    names = ("completions", "prompts", "locations")
+    reward.score({"rows": [{}], "golds": [[]], "seed": [0], **dict.fromkeys(names, ["a"])})
 """
 
 
@@ -342,7 +342,7 @@ def test_shuffled_scores_against_another_row_that_follows_from_the_seeds(write: 
     rows, numbers = [{"i": i // 2} for i in range(20)], [i // 2 for i in range(20)]
     with Reward(parse(f"shuffled:{setting}")) as reward:
         batch, again = (score(reward, ["x"] * 20, rows, samples=2) for _ in range(2))
-        other = reward.score(batch_of(["x"] * 20, rows, [[]] * 20, range(20)), [str(i) for i in numbers])
+        other = reward.score(batch_of(["x"] * 20, rows, [[]] * 20, range(20), [str(i) for i in numbers]))
         single = score(reward, ["x"], [{"i": 5}])
     values = batch.values.tolist()
     assert values == again.values.tolist() != other.values.tolist()
@@ -366,4 +366,4 @@ def test_a_callable_runs_in_this_process_without_a_timeout() -> None:
         batch = score(reward, ["a", "b"], rows)
     assert (batch.values.tolist(), batch.errors) == ([float(os.getpid()), 0.0], 1)
     assert spec.record() | {"sha256": None} == {"name": spec.describe(), "in_process": True, "sha256": None}
-    assert "takes (text), and 'text' is no column" in refusal(lambda text: [])
+    assert "takes 'text', which is no column" in refusal(lambda text: [])
