@@ -1,10 +1,9 @@
 """`finetune(...)`, `load(run)`: train, and use what was trained, by the same path as the command line."""
 
-import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from mezo_cli import system
 from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:  # they import torch
+    from mezo_cli.data.memory import Rows
     from mezo_cli.objectives.prediction import Predicted
     from mezo_cli.training.session import Session
 
@@ -29,8 +29,8 @@ class Finetuned:
 def finetune(
     model: str = "roberta-large",
     task: str = "sst2",
-    train_dataset: str | os.PathLike[str] | Iterable[Mapping[str, Any]] | None = None,
-    eval_dataset: Iterable[Mapping[str, Any]] | None = None,
+    train_dataset: "str | os.PathLike[str] | Rows | None" = None,
+    eval_dataset: "Rows | None" = None,
     *,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -51,14 +51,15 @@ def finetune(
     Args:
         model: a choice of `model=` (roberta-large, demo, ...), a hub id, or a local folder.
         task: a choice of `task=`.
-        train_dataset: a path (file or folder, as `data.dir`), or rows (a `datasets.Dataset`, a list of dicts) with the
-            task's columns and `label`; rows are stored in the run directory, so that the run can be repeated. None
-            takes the task's data from the hub, or what `overrides` say.
+        train_dataset: a path (file or folder, as `data.dir`), or rows with the task's columns and `label`: a list of
+            dicts, a `datasets.Dataset`, a DataFrame, a dict of columns. Rows are stored in the run directory, so that
+            the run can be repeated; columns that the task does not read are not. None takes the task's data from the
+            hub, or what `overrides` say.
         eval_dataset: rows to test on, together with `train_dataset` rows; dev is held out of those.
         steps, batch_size, lr, eps, seed: the config's values of these names; None leaves the defaults.
         objective: a choice of `objective=`.
-        reward: `objective.reward` of `objective="generate"`: as on the command line, or a callable
-            `function(completions, rows)`, which runs in this process, without a time limit, and is not stored.
+        reward: `objective.reward` of `objective="generate"`: a text or a mapping as on the command line, or a function
+            (docs/how-to/rewards.md), which runs in this process, without a time limit, and is not stored.
         overrides: any further settings, as on the command line (`data.shots=16`).
         config_dir: a folder with the user's own YAMLs.
         output_dir: the run directory; a fresh one under `outputs/` when None.
@@ -77,6 +78,7 @@ def finetune(
     from mezo_cli.config.own_code import REWARD, is_own, with_own_code
     from mezo_cli.config.stored import to_yaml
     from mezo_cli.console import console_logging, make_console
+    from mezo_cli.data.memory import FILES, in_memory, json_lines
     from mezo_cli.runs import Run
 
     fresh = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{task}-api-{uuid.uuid4().hex[:6]}"
@@ -94,15 +96,15 @@ def finetune(
     words += [f"{key}={value}" for key, value in settings.items() if value is not None]
     if isinstance(reward, str):
         words.append(f"objective.reward={quote(reward) if is_own(REWARD, reward) else reward}")
+    if isinstance(overrides, str):
+        raise UserError(f"overrides={overrides!r}: a list of KEY=VALUE texts is expected, not one text")
     config = build_config([*words, *overrides], further)
     if reward is not None and not isinstance(reward, str):
-        config = with_own_code(config, {REWARD: reward})
-    rows = {}
-    if from_memory:
-        rows = {"train": _lines("train_dataset", train_dataset)}  # type: ignore[arg-type]
-        rows |= {} if eval_dataset is None else {"test": _lines("eval_dataset", eval_dataset)}
+        config = with_own_code(config, {REWARD: dict(reward) if isinstance(reward, Mapping) else reward})
+    given = {"train": train_dataset, "test": eval_dataset} if from_memory else {}
+    rows = {split: json_lines(FILES[split], of, config.data_task) for split, of in given.items() if of is not None}
     Run.check_free(folder)
-    check_new_run(config)
+    check_new_run(config, has_data=not from_memory)
     run = Run.create(folder, to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
 
     def store() -> None:
@@ -111,7 +113,12 @@ def finetune(
 
     console = make_console()
     with console_logging(console), system.keeping_matmul_precision():
-        return Finetuned(execute(run, config, console, prepare=store), folder)
+        try:
+            return Finetuned(execute(run, config, console, prepare=store), folder)
+        except UserError as error:
+            if not from_memory:
+                raise
+            raise UserError(in_memory(str(error), folder / "data")) from error
 
 
 class LoadedRun:
@@ -128,7 +135,7 @@ class LoadedRun:
         self._session = session
         self.labels, self.columns = list(session.config.task.labels), read_columns(session.config.data_task)
 
-    def predict(self, rows: Iterable[str | Mapping[str, Any] | Sequence[str]]) -> "list[Predicted]":
+    def predict(self, rows: "Rows") -> "list[Predicted]":
         """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.
 
         Of a run with `objective=generate` it is a `CompletedPrompt`: the `prompt` and its `completion`;
@@ -139,13 +146,14 @@ class LoadedRun:
         takes is cut, and its `cut` is true.
 
         Args:
-            rows: texts; for a task of several columns mappings of them, or sequences in the order of `columns`.
+            rows: texts; for a task of several columns mappings of them, or sequences in the order of `columns`. Or as
+                `finetune` takes them: a `datasets.Dataset`, a DataFrame, a dict of columns; no label is needed.
         """
+        from mezo_cli.data.memory import rows_of
         from mezo_cli.data.texts import from_row
 
-        if isinstance(rows, str):
-            raise UserError(f"predict({rows[:40]!r}): a list of texts is expected, not one text")
         config = self._session.config
+        rows = rows_of("rows", rows, config.data_task)
         examples = [from_row(row, f"row {number}", config.data_task) for number, row in enumerate(rows)]
         with system.keeping_matmul_precision(config.model.matmul_precision):
             return self._session.predict(examples)
@@ -170,21 +178,3 @@ def load(
     with console_logging(make_error_console()), system.keeping_matmul_precision():
         opened = open_run(Path(run).expanduser(), wanted, None if base is None else Path(base).expanduser())
         return LoadedRun(opened.load())
-
-
-def _lines(name: str, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Turn rows into JSON lines; a ClassLabel column of a `datasets.Dataset` gives its names."""
-    from mezo_cli.data.files import class_name
-
-    features = getattr(rows, "features", None) or {}
-    classes = {key: feature.names for key, feature in features.items() if hasattr(feature, "names")}
-    lines = []
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise UserError(f"{name}, row {number}: a {type(row).__name__} where a mapping of columns is expected")
-        named = {k: class_name(v, classes[k]) if k in classes else v for k, v in row.items()}
-        try:
-            lines.append(json.dumps(named, ensure_ascii=False))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{name}, row {number}: {error}") from error
-    return lines

@@ -3,19 +3,27 @@
 import logging
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import pandas as pd
 import pytest
 import transformers
 
 import mezo_cli
+from mezo_cli.config.stored import read_config
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs import Run
 from tests import tiny
 from tests.command_line import mezo, small
 
+GENERATES: dict[str, Any] = {
+    "model": "demo-decoder", "task": "demo-arithmetic", "objective": "generate", "train_dataset": None, "steps": 0,
+    "overrides": ["data=demo", "data.eval_limit=8", "objective.max_new_tokens=8"],
+}  # fmt: skip
 SETTINGS: dict[str, Any] = {"steps": 4, "batch_size": 8, "lr": 1e-2, "overrides": ["eval_every=2", "log_every=2"]}
 
 
@@ -63,6 +71,11 @@ def test_rows_in_every_form_are_the_same_run(roberta: Path, tmp_path: Path) -> N
         "dataset": datasets.Dataset.from_list(rows()),
         "classes": with_classes(rows()),
         "stream": stream(),
+        "unread columns": datasets.Dataset.from_list([{**row, "when": datetime(2026, 1, 1)} for row in rows()]),
+        "numpy": datasets.Dataset.from_list([{**row, "x": [0.0]} for row in rows()]).with_format("numpy"),
+        "objects": [{**row, "x": object(), "label": np.int64(row["label"] == "positive")} for row in rows()],
+        "frame": pd.DataFrame(rows()).assign(x=np.nan),
+        "columns": {name: [row[name] for row in rows()] for name in ("sentence", "label")},
     }
     made = {
         name: mezo_cli.finetune(str(roberta), "sst2", given, output_dir=name, **SETTINGS)
@@ -74,6 +87,36 @@ def test_rows_in_every_form_are_the_same_run(roberta: Path, tmp_path: Path) -> N
         assert weights(done.run_dir) == weights(first.run_dir), name
         assert done.run_dir == tmp_path / name
     assert len((first.run_dir / "data" / "train.jsonl").read_text().splitlines()) == 40
+
+
+def test_predict_takes_rows_as_finetune_does(roberta: Path) -> None:
+    run = mezo_cli.finetune(str(roberta), "sst2", rows(), output_dir="run", steps=0).run_dir
+    loaded, texts = mezo_cli.load(run), [row["sentence"] for row in rows(3)]
+    dataset = datasets.Dataset.from_dict({"sentence": texts, "x": [datetime(2026, 1, 1)] * 3})
+    forms: list[Any] = [
+        dataset,
+        dataset[:3],
+        pd.DataFrame({"sentence": texts}),
+        iter(texts),
+        [[one] for one in texts],
+        dataset["sentence"],
+    ]
+    expected = loaded.predict(texts)
+    assert [one.columns["sentence"] for one in expected] == texts
+    assert all(loaded.predict(form) == expected for form in forms)
+    for form, part in {"one text": "^rows: one str", ("a", 5): "^row 1: not a text"}.items():
+        with pytest.raises(UserError, match=part):
+            loaded.predict(form)
+    for mapping, part in (({"sentence": "a"}, "one mapping, with a str"), ({"text": ["a"]}, "row 0: no column 'sent")):
+        with pytest.raises(UserError, match=part):
+            loaded.predict(mapping)
+
+
+def test_a_mapping_of_rewards_is_that_of_the_command_line(tmp_path: Path) -> None:
+    reward = {"countdown": 1, "format": {"weight": 0.1, "pattern": "^[(]"}}
+    done = mezo_cli.finetune(reward=reward, output_dir="run", **{**GENERATES, "train_dataset": None})
+    assert set(done.summary["dev"]) >= {"reward", "reward_countdown", "reward_format"}
+    assert read_config(tmp_path / "run" / "config.yaml").objective.reward == reward  # type: ignore[attr-defined]
 
 
 def test_eval_rows_are_the_test_set_and_the_run_can_be_evaluated_again(roberta: Path) -> None:
@@ -106,16 +149,45 @@ def test_a_directory_of_its_own(roberta: Path, movies: Path, tmp_path: Path) -> 
         ({"overrides": ["nosuch=1"]}, "unknown key 'nosuch'"),
         ({"eval_dataset": [{}]}, "needs train_dataset"),
         ({"train_dataset": ["a", "b"]}, "train_dataset, row 0: a str where a mapping"),
-        ({"train_dataset": [{"sentence": object(), "label": "positive"}]}, "train_dataset, row 0: .*not JSON"),
-        ({"train_dataset": [{"sentence": "a", "label": "great"}] * 5}, "great"),
-        ({"train_dataset": []}, "train"),
+        ({"train_dataset": [{"sentence": object(), "label": "positive"}]}, "train_dataset, row 0: column 'sentence'"),
+        (
+            {"train_dataset": [*tiny.movie_rows(20), {"sentence": "a", "label": "great"}]},
+            "^train_dataset, row 20: un",
+        ),
+        ({"train_dataset": [*tiny.movie_rows(5), {"sentence": 5}]}, "^train_dataset, row 5: .* 'label'"),
+        ({"train_dataset": [{"sentence": "\ud800", "label": "positive"}]}, "row 0: column 'sentence' contains an unp"),
+        (
+            {"train_dataset": [{"text": "a", "label": "positive"}]},
+            "^train_dataset: no column 'sentence'.*: text, label",
+        ),
+        ({"train_dataset": []}, "train_dataset"),
+        ({"train_dataset": {"sentence": "a", "label": "positive"}}, "^train_dataset: one mapping, with a str as 'sent"),
+        (
+            {"train_dataset": {"sentence": ["a"], "label": []}},
+            "^train_dataset: columns of other lengths: sentence 1",
+        ),
+        (
+            {"train_dataset": datasets.DatasetDict({"a": datasets.Dataset.from_list([])})},
+            "a DatasetDict of the ",
+        ),
+        ({"train_dataset": 5}, "^train_dataset: one int: rows are a list of mappings, "),
+        ({"train_dataset": tiny.movie_rows(20), "eval_dataset": "data"}, "^eval_dataset: one str: rows are"),
+        ({"overrides": "steps=1"}, "a list of KEY=VALUE texts is expected"),
+        ({"reward": 3, **GENERATES}, "^objective.reward=3: expected a name, {NAME: WEIGHT}, "),
+        ({"reward": ["exact"], **GENERATES}, r"^objective.reward=\[exact\]: expected a name, {NAME: WEIGHT}, "),
+        ({"reward": {"exat": 1}, **GENERATES}, "exat.*did you mean 'exact'"),
+        ({"reward": lambda texts, rows: [], **GENERATES}, "takes 'texts', which is no column"),
+        ({"reward": lambda *texts: [], **GENERATES}, r"takes \(\*texts\), 'texts' by position alone"),
     ],
 )
-def test_mistakes_are_user_errors(words: dict[str, Any], part: str, roberta: Path, movies: Path) -> None:
+def test_mistakes_are_user_errors(
+    words: dict[str, Any], part: str, roberta: Path, movies: Path, tmp_path: Path
+) -> None:
     given = {"model": str(roberta), "task": "sst2", "train_dataset": str(movies), "steps": 1, **words}
     with pytest.raises(UserError, match=part) as error:
         mezo_cli.finetune(**given)
     assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("outputs/*/*"))  # nothing is left
 
 
 def test_a_failed_run_is_an_exception_and_recorded(roberta: Path, movies: Path) -> None:

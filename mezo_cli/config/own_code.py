@@ -150,7 +150,7 @@ def _setting(text: str) -> tuple[str, str | None]:
 
 def _absolute(key: str, value: Any) -> Any:
     """Return a path, or a function's file, as an absolute path: jobs may run in another working directory."""
-    if key == URL or callable(value):
+    if key == URL or (key == REWARD and not isinstance(value, str)):
         return value
     if key != REWARD:
         return str(Path(value).expanduser().absolute())

@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
-from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.errors import UserError, did_you_mean, first_line, join
 from mezo_cli.tasks.template import row_texts
 
 
@@ -157,6 +157,11 @@ class Source:
     revision: str | None = None
     pool: TaskRows | None = None
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the rows of a task without labels, by the task's names."""
+        return [*(self.train.all_columns or {})]
+
 
 def csv_line(row: Sequence[str]) -> str:
     """Return a row as CSV with minimal quoting, as pandas writes it."""
@@ -216,12 +221,27 @@ def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Exampl
 
     `where` is its place, for `Example.where`, and `full` the same with the path, for the error line.
     """
-    try:
-        text = json.dumps(dict(row), ensure_ascii=False, default=str)
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{full or where}: a text contains an unpaired surrogate") from None
+    text = row_json(row, full or where)
     return Example((), -1, where, json.loads(text, parse_constant=lambda name: None))
+
+
+def row_json(row: Mapping[str, Any], where: str, other: Callable[[Any], Any] = str) -> str:
+    """Return a row as one line of JSON: arrays as lists, and what else JSON does not have as `other` makes it."""
+
+    def plain(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else other(value)
+
+    cells = []
+    for column, value in row.items():
+        try:
+            text = json.dumps(value, ensure_ascii=False, default=plain)
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{where}: column '{column}' contains an unpaired surrogate") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"{where}: column '{column}': {first_line(error)}") from error
+        cells.append(f"{json.dumps(str(column))}: {text}")
+    return f"{{{', '.join(cells)}}}"
 
 
 def label_texts(table: Table, column: int) -> list[str]:

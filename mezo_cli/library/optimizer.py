@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import reprlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from mezo_cli.config.explain import validate
 from mezo_cli.errors import UserError, join
 from mezo_cli.library.settings import METHOD, ParamsArgument, StepSettings, Updates, check_settings, to_groups
 from mezo_cli.library.trajectory import make_header, open_writer
@@ -132,7 +134,8 @@ class MezoOptimizer(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: when a loss is not finite. The weights are as they were, and no step was taken.
-            UserError: when the closure returns no loss, or the weights are not where the optimizer has put them.
+            UserError: when the closure returns no loss, a group's rate is not finite, or the weights are not where the
+                optimizer has put them. Neither is then a step taken.
         """
         if closure is None:
             raise UserError(
@@ -150,6 +153,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         Args, errors and result are those of `step`.
         """
         self._check_addresses()
+        for number, group in enumerate(self.param_groups):  # schedulers, load_state_dict and the user write in them
+            rates = {name: float(v) if isinstance(v := group[name], Tensor) else v for name in ("lr", "weight_decay")}
+            validate(StepSettings, {"name": "mezo", **rates}, f"param_groups[{number}].")
         with in_eval_mode(self._model):
             if not self._started:
                 self._start(closure)
@@ -184,23 +190,35 @@ class MezoOptimizer(torch.optim.Optimizer):
         return super().state_dict() | own | self.settings.method_settings() | self._updates.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after the step of a state dict; the model must have the weights of that step."""
-        for name in ("steps", *SAVED):
+        """Continue after the step of a state dict; the model must have the weights of that step.
+
+        Raises:
+            UserError: when it is that of another run: names what differs. Only the groups' rates may.
+        """
+        for name in ("steps", *SAVED, "deferred", "param_groups", "state"):
             if name not in state_dict:
                 raise UserError(f"state_dict: it is of no MezoOptimizer: {name} is missing")
-        for name in ("noise", *METHOD):
+        if type(state_dict["steps"]) is not int or state_dict["steps"] < 0:
+            raise UserError(f"state_dict: its steps are {state_dict['steps']!r}, not a whole number")
+        for name in (*SAVED, *METHOD):
             value, other = getattr(self.settings, name), state_dict.get(name, StepSettings.model_fields[name].default)
             if (tuple(other) if isinstance(other, list) else other) != value:
                 raise UserError(f"state_dict: its {name} is {other}, this optimizer's is {value}")
         own = [group["names"] for group in self.param_groups]
-        if [group["names"] for group in state_dict["param_groups"]] != own:
+        if [group.get("names") for group in state_dict["param_groups"]] != own:
             raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
-        settings = self.settings.replace(**{name: state_dict[name] for name in SAVED})
-        updates = Updates(self.forward.params, own, settings)
+        updates = Updates(self.forward.params, own, self.settings)
         updates.load_state(state_dict, state_dict["steps"])
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        self.settings, self._updates, self.steps = settings, updates, state_dict["steps"]
+        self._updates, self.steps = updates, state_dict["steps"]
         self.close()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group while the optimizer is made; refuse one later: the tuned tensors are in one storage by then."""
+        if hasattr(self, "settings"):
+            why = "a MezoOptimizer keeps the groups that it was made with: make another one with params=[...] of all"
+            raise UserError(f"add_param_group: {why}")
+        super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuse a copy or a pickle: it would share no memory with a model, and have no patched forwards."""
@@ -304,7 +322,13 @@ def to_tensor(loss: Tensor | float) -> Tensor:
         if loss.numel() != 1:
             raise UserError(f"the closure returned a tensor of shape {list(loss.shape)}; it must return one loss")
         return loss.reshape(())
-    return torch.tensor(float(loss), dtype=torch.float64)
+    try:
+        if not isinstance(loss, str):
+            return torch.tensor(float(loss), dtype=torch.float64)
+    except (TypeError, ValueError, OverflowError):  # a list; a whole number above all floats
+        pass
+    what = f"{reprlib.repr(loss)}, a {type(loss).__name__}"
+    raise UserError(f"the closure returned {what}; it must return one loss, a number or a tensor of one element")
 
 
 def loss_with_graph(closure: Closure, tensors: Iterable[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
 """The settings of a `MezoOptimizer` and its parameter groups, and the optimizers of the runner: one per group."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -85,13 +86,15 @@ def to_groups(model: nn.Module, params: ParamsArgument) -> list[dict[str, Any]]:
     if not isinstance(model, nn.Module):
         what = "the model, an nn.Module, whose names z depends on"
         raise UserError(f"MezoOptimizer(model, ...) takes {what}; not a {type(model).__name__}")
-    if params is None or callable(params):
-        entries: list[Any] = [{"params": params}]
-    else:
-        entries = list(params)
-        if not any(isinstance(entry, Mapping) for entry in entries):
-            entries = [{"params": entries}]
-    return [_group(model, entry) for entry in entries]
+    one = params is None or callable(params) or isinstance(params, str | Tensor) or not isinstance(params, Iterable)
+    entries: list[Any] = [params] if one or isinstance(params, Mapping) else list(cast("Iterable[Any]", params))
+    if not any(isinstance(entry, Mapping) for entry in entries):
+        entries = [{"params": params if one else entries}]
+    groups = [_group(model, entry) for entry in entries]
+    for name, count in Counter(name for group in groups for name in group["names"]).items():
+        if count > 1:
+            raise UserError(f"params: {name} is in {count} groups")
+    return groups
 
 
 def _group(model: nn.Module, entry: Any) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
         return {name: p for name, p in named.items() if p.requires_grad and (what is None or what(name))}
     by_id = {id(p): name for name, p in named.items()}
     chosen = {}
-    for one in [what] if isinstance(what, str | Tensor) else what:
+    for one in [what] if isinstance(what, str | Tensor) or not isinstance(what, Iterable) else what:
         name = one if isinstance(one, str) else by_id.get(id(one))
         if name not in named:
             if not isinstance(one, str):

@@ -186,16 +186,20 @@ class Generation(Objective):
         """
         keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
         texts = [completion.text for of_row in completions for completion in of_row]
-        scored = self._opened(spec).score(texts, *self._arguments(keys, step))
+        scored = self._opened(spec).score({"completions": texts, **self._of_rows(keys, step)})
         reduce = np.max if self._own.reduce == "max" else np.mean
         values = {REWARD: scored.values, **{f"{REWARD}_{name}": part for name, part in scored.parts.items()}}
         return {name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors
 
-    def _arguments(self, keys: Sequence[tuple[PromptRow, int]], step: int) -> tuple[list[Any], ...]:
-        """Return what a reward gets for (row, sample) beside the completions: columns, golds, seeds, locations."""
-        seeds = [self._seed_of(row.index, sample, step) for row, sample in keys]
-        places = [row.where or f"row {row.index}" for row, _ in keys]
-        return [row.columns for row, _ in keys], [row.golds for row, _ in keys], seeds, places
+    def _of_rows(self, keys: Sequence[tuple[PromptRow, int]], step: int) -> dict[str, list[Any]]:
+        """Return what a reward gets for (row, sample) beside the completions, by name."""
+        return {
+            "rows": [row.columns for row, _ in keys],
+            "prompts": [self.encoder.decode(row) for row, _ in keys],
+            "golds": [row.golds for row, _ in keys],
+            "seed": [self._seed_of(row.index, sample, step) for row, sample in keys],
+            "locations": [row.where or f"row {row.index}" for row, _ in keys],
+        }
 
     def _opened(self, spec: RewardSpec) -> Reward:
         name, own = spec.describe(), self._own
@@ -294,7 +298,8 @@ class Generation(Objective):
             for row in rows:
                 if isinstance(column, str) and row.columns.get(column, "") is None:
                     raise UserError(f"{row.where}: column '{column}' is null, and objective.reward reads it")
-        repeatable = self._opened(self._reward).check(*self._arguments([(row, 0) for row in rows[:2]], 0))
+        keys, columns = [(row, 0) for row in rows[:2]], (column for row in rows for column in row.columns)
+        repeatable = self._opened(self._reward).check(self._of_rows(keys, 0), columns)
         if not repeatable:
             log.warning("warning: the reward gave other numbers when it was called again: a resumed run may differ")
         return {"reward": {**self._reward.record(), "repeatable": repeatable}}

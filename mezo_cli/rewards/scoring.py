@@ -1,21 +1,19 @@
 """Open a reward, score batches of completions with it, and say in one line which row a mistake is in."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from mezo_cli.config.rewards import KEY, RewardSpec
-from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.rewards import worker
-from mezo_cli.rewards.worker import REWARD, RewardError, Scores, Worker
+from mezo_cli.rewards.worker import REWARD, Batch, RewardError, Scores, Worker
 
-Rows = Sequence[Mapping[str, Any]]
-Golds = Sequence[Sequence[str]]
-Batch = tuple[Sequence[str], Rows, Golds, Sequence[int]]  # completions, rows, golds, seeds
+OF_ROW = ("rows", "prompts", "golds")  # of a batch: what belongs to a row, whatever was said
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,16 @@ class Reward(AbstractContextManager["Reward"]):
         self.spec, self._on_error = spec, on_error
         self._worker: Worker | None = None
         self._names: tuple[str, ...] = ()  # of what it returns for a row: all rows have the same
+        self._columns: dict[str, None] = {}  # an ordered set: those of all rows so far
         try:
             if spec.in_process:
-                self._functions = [worker.prepare(part.target) for part in spec.parts]
+                self._functions = [worker.Function(part.target) for part in spec.parts]
+                self.needed = [name for one in self._functions for name in one.needed]
             else:
                 parts = [(part.target, part.settings, spec.sha256) for part in spec.parts]
                 self._worker = Worker(parts, timeout)
                 self._worker.start()
+                self.needed = self._worker.needed
         except RewardError as error:
             raise UserError(f"{KEY}={spec.describe()}: {error}") from error
 
@@ -54,11 +55,24 @@ class Reward(AbstractContextManager["Reward"]):
         if self._worker is not None:
             self._worker.close()
 
-    def check(self, rows: Rows, golds: Golds, seeds: Sequence[int], locations: Sequence[str]) -> bool:
-        """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers."""
-        texts = [answers[0] if answers else "" for answers in golds]
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Check that the data have the columns that parameters name, beside those seen before; UserError if not."""
+        self._columns |= dict.fromkeys(columns)
+        for name in self.needed:
+            if name not in self._columns:
+                there = f"{worker.BY_NAME}; the columns are: {join(self._columns) or 'none'}"
+                raise UserError(f"{KEY}={self.spec.describe()}: takes '{name}', which is no column; {there}")
+
+    def check(self, batch: Batch, columns: Iterable[str] = ()) -> bool:
+        """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers.
+
+        `columns` are those of all rows of the data.
+        """
+        self.check_columns(columns)
+        batch = {**batch, "completions": [answers[0] if answers else "" for answers in batch["golds"]]}
+        locations = batch["locations"]
         try:
-            first, second = (self._row_scores((texts, rows, golds, seeds), locations) for _ in range(2))
+            first, second = (self._row_scores(batch) for _ in range(2))
         except RunFailed as error:
             raise UserError(str(error)) from error
         errors = [scores for scores in first if isinstance(scores, str)]
@@ -66,47 +80,47 @@ class Reward(AbstractContextManager["Reward"]):
             raise UserError(self._line(locations[first.index(errors[0])], errors[0]))
         return first == second
 
-    def score(
-        self, completions: Sequence[str], rows: Rows, golds: Golds, seeds: Sequence[int], locations: Sequence[str]
-    ) -> RewardBatch:
-        """Return the rewards of completions, [n], from every column of the row of each and its gold answers.
+    def score(self, batch: Batch) -> RewardBatch:
+        """Return the rewards of completions, [n].
 
-        A seed is that of (seed, step, row, sample). A location, the row's file and line or its split and number, is the
-        same for all samples of a row.
+        Args:
+            batch: by name, [n] each: `completions`; of the row of each all columns (`rows`), the prompt (`prompts`),
+                gold answers (`golds`) and its file and line or its split and number (`locations`); and `seed`, which
+                is that of (seed, step, row, sample).
         """
-        seeds = [int(seed) for seed in seeds]
-        right = self._score((completions, rows, golds, seeds), locations)
+        self.check_columns(column for row in batch["rows"] for column in row)
+        batch = {**batch, "seed": [int(seed) for seed in batch["seed"]]}
+        right = self._score(batch)
         if not self.spec.shuffled:
             return right
-        others = _other_rows(seeds, locations)
-        other = self._score((completions, [rows[i] for i in others], [golds[i] for i in others], seeds), locations)
+        others = _other_rows(batch["seed"], batch["locations"])
+        other = self._score(batch | {name: [batch[name][i] for i in others] for name in OF_ROW})
         return RewardBatch(other.values, {self.spec.parts[0].name: right.values, **right.parts}, other.errors)
 
-    def _score(self, batch: Batch, locations: Sequence[str]) -> RewardBatch:
-        all_scores = self._row_scores(batch, locations)
+    def _score(self, batch: Batch) -> RewardBatch:
+        all_scores = self._row_scores(batch)
         values, errors = {name: np.zeros(len(all_scores)) for name in self._names or (REWARD,)}, 0
         for i, scores in enumerate(all_scores):
             if isinstance(scores, str):
                 if self._on_error == "stop":
-                    raise RunFailed(self._line(locations[i], scores))
+                    raise RunFailed(self._line(batch["locations"][i], scores))
                 errors += 1
                 continue
             for name, of_rows in values.items():
                 of_rows[i] = scores[name]
         return RewardBatch(values.pop(REWARD), values, errors)
 
-    def _row_scores(self, batch: Batch, locations: Sequence[str]) -> list[Scores]:
+    def _row_scores(self, batch: Batch) -> list[Scores]:
         """Return what each row got. After a failure of the batch, its rows are tried one by one."""
         try:
             return [self._sum(scores) for scores in zip(*self._call(batch), strict=True)]
         except RewardError as error:
-            failure = str(error)
+            failure, locations = str(error), batch["locations"]
         if len(locations) == 1:
             return [failure]
-        completions, rows, golds, seeds = batch
         all_scores: list[Scores] = []
         for i, place in enumerate(locations):
-            all_scores += self._row_scores(([completions[i]], [rows[i]], [golds[i]], [seeds[i]]), [place])
+            all_scores += self._row_scores({name: [of_rows[i]] for name, of_rows in batch.items()})
             if isinstance(all_scores[-1], str) and self._on_error == "stop":
                 raise RunFailed(self._line(place, all_scores[-1]))
         if self._on_error == "stop":
@@ -117,12 +131,12 @@ class Reward(AbstractContextManager["Reward"]):
     def _call(self, batch: Batch) -> list[list[Scores]]:
         """Return what each part gives for each row."""
         if self._worker is None:
-            return worker.score(self._functions, *batch)
+            return worker.score(self._functions, batch, [*self._columns])
         try:
             self._worker.start()
         except RewardError as error:
             raise RunFailed(f"{KEY}={self.spec.describe()}: {error}") from error
-        return self._worker.score(*batch)
+        return self._worker.score(batch, [*self._columns])
 
     def _sum(self, by_part: Sequence[Scores]) -> Scores:
         """Return the scores of a row: those of a reward that stands by itself, or the weighted sum of a mixture.

@@ -1,13 +1,14 @@
 """Call rewards: in a process of their own, which this file is the program of, or for a callable in mezo itself.
 
-Every reward is a function of completions [n] and rows [n] that returns n numbers, or n dicts with the key `reward`. It
-gets `golds` [n] (lists of texts) and `seed` [n] (whole numbers) where it has parameters of these names.
+Every reward is a function that returns n numbers, or n dicts with the key `reward`. It is called by the names of its
+parameters, `NAMES` and columns of the rows, with a list of n for each; `**kwargs` gets all of them.
 
-The program reads a request per line from stdin, as JSON, and answers on stdout:
+The program reads a request per line from stdin, as JSON, and answers on stdout with the request's id, which a line that
+the user's code writes there does not have:
 
-    -> {"limit": 60, "method": "load", "arguments": [[[target, settings, sha256], ...], sys.path]}
-    -> {"limit": 10, "method": "score", "arguments": [completions, rows, golds, seeds]}
-    <- {"result": ...} or {"error": "..."}
+    -> {"id": "5f...", "limit": 60, "method": "load", "arguments": [[[target, settings, sha256], ...], sys.path]}
+    -> {"id": "a0...", "limit": 10, "method": "score", "arguments": [{"completions": [...], ...}, columns]}
+    <- {"id": "a0...", "result": ...} or {"id": "a0...", "error": "..."}
 
 It ends with its group of processes when stdin is closed, also in the middle of a call: mezo has gone then. What rewards
 print goes to stderr. Only the standard library is imported here: the program gets mezo's `sys.path` by `load`.
@@ -29,7 +30,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -38,8 +39,11 @@ REWARD = "reward"  # the key of a dict that is optimized
 RESERVED = ("std", "min", "max", "errors")  # reward_std and the like are mezo's own figures of a step
 START_LIMIT = 60.0  # seconds for the start and the imports of rewards
 
+NAMES = ("completions", "rows", "prompts", "golds", "seed")  # of parameters, beside the columns of the rows
+BY_NAME = f"parameters go by name: {', '.join(NAMES)}, a column of the rows, or **kwargs for all"
+
 Scores = dict[str, float] | str  # of one row: numbers by name, REWARD among them; or what is wrong with them
-Function = Callable[..., Any]  # of completions, rows, golds and seeds
+Batch = Mapping[str, Sequence[Any]]  # each of NAMES, [n]
 
 
 class RewardError(Exception):
@@ -47,6 +51,33 @@ class RewardError(Exception):
 
 
 # --- functions ---
+
+
+class Function:
+    """A reward that is called by the names of its parameters: `NAMES` win over columns of the rows.
+
+    Attributes:
+        needed: the columns that it cannot be called without.
+    """
+
+    def __init__(self, function: Any) -> None:
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise RewardError(f"is not a function, or one whose parameters cannot be read; {BY_NAME}") from error
+        self._function, parameters = function, [*signature.parameters.values()]
+        for one in parameters:
+            if one.kind in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY):
+                raise RewardError(f"takes {signature}, '{one.name}' by position alone; {BY_NAME}")
+        named = {one.name: one.default is one.empty for one in parameters if one.kind is not one.VAR_KEYWORD}
+        self._named, self._takes_all = named, len(named) < len(parameters)
+        self.needed = [name for name, is_needed in named.items() if is_needed and name not in NAMES]
+
+    def __call__(self, batch: Batch, columns: Sequence[str]) -> Any:
+        """Call it. `columns` are those of the data, for `**kwargs` and defaults; a row that lacks one gives None."""
+        wanted = [name for name in (*NAMES, *columns) if self._takes_all or name in self._named]
+        of_rows = {name: [row.get(name) for row in batch["rows"]] for name in wanted if name not in NAMES}
+        return self._function(**of_rows, **{name: batch[name] for name in wanted if name in NAMES})
 
 
 def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) -> Function:
@@ -65,41 +96,24 @@ def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) ->
     function = getattr(module, attribute, None)
     if function is None:
         raise RewardError(f"{file} has no function '{attribute}'")
-    return prepare(function if settings is None else function(**settings))
+    return Function(function if settings is None else function(**settings))
 
 
-def prepare(function: Any) -> Function:
-    """Return a function of completions, rows, golds and seeds that gives another one those that it asks for."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise RewardError("is not a function, or one whose parameters cannot be read") from error
-    extras = {"golds", "seed"} & signature.parameters.keys()
-    try:
-        signature.bind([], [], **dict.fromkeys(extras))
-    except TypeError as error:
-        expected = "expected (completions, rows), and if wanted the parameters seed and golds"
-        raise RewardError(f"takes {signature}: {expected} ({error})") from error
-
-    def call(completions: Any, rows: Any, golds: Any, seeds: Any) -> Any:
-        values = {"golds": golds, "seed": seeds}
-        return function(completions, rows, **{name: values[name] for name in extras})
-
-    return call
-
-
-def score(functions: Sequence[Function], *batch: Sequence[Any]) -> list[list[Scores]]:
-    """Return the scores of each function for each row of a batch: completions, rows, golds, seeds."""
+def score(functions: Sequence[Function], batch: Batch, columns: Sequence[str]) -> list[list[Scores]]:
+    """Return the scores of each function for each row of a batch; `columns` are those of the data."""
     scores: list[list[Scores]] = []
+    n = len(batch["rows"])
     for function in functions:
         try:
-            values = function(*batch)
+            values = function(batch, columns)
+        except RewardError:
+            raise
         except (Exception, SystemExit) as error:
             raise RewardError(f"raised {_describe(error)}") from error
-        expected = f"for {len(batch[0])} completions: expected a list with one number or dict for each"
+        expected = f"for {n} completions: expected a list with one number or dict for each"
         if isinstance(values, (str, Mapping)) or not hasattr(values, "__len__"):
             raise RewardError(f"returned a {type(values).__name__} {expected}")
-        if len(values) != len(batch[0]):
+        if len(values) != n:
             raise RewardError(f"returned {len(values)} values {expected}")
         scores.append([_numbers(entry) for entry in values])
     return scores
@@ -114,6 +128,8 @@ def _numbers(entry: Any) -> Scores:
         return f"returned a part named '{reserved[0]}': the names {', '.join(RESERVED)} are mezo's own"
     numbers = {}
     for name, value in values.items():
+        if any("\ud800" <= char <= "\udfff" for char in str(name)):
+            return f"returned a part named {name!r}, which contains an unpaired surrogate"
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             numbers[str(name)] = math.nan if isinstance(value, str) else float(value)
         if not math.isfinite(numbers.get(str(name), math.nan)):
@@ -128,6 +144,7 @@ def _numbers(entry: Any) -> Scores:
 def _describe(error: BaseException) -> str:
     """Return an error as one line, with the file and line where the user's code raised it."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    text = text.encode(errors="backslashreplace").decode()  # an unpaired surrogate
     own = os.path.dirname(__file__)
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((own, "<frozen"))]
     lines = [one.lineno for one in frames if one.filename == frames[0].filename]  # not those of a library that it calls
@@ -155,6 +172,7 @@ class Worker:
     def __init__(self, parts: list[Any], timeout: float) -> None:
         self._parts, self._timeout = parts, timeout
         self._process: Any = None
+        self.needed: list[str] = []  # of the rewards, once it runs
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from its stdout; b"" when that is closed
 
     def start(self) -> None:
@@ -173,19 +191,19 @@ class Worker:
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         try:
             path = [os.path.abspath(entry) for entry in sys.path]
-            self._call("load", (self._parts, path), START_LIMIT, "the limit of its start")
+            self.needed = self._call("load", (self._parts, path), START_LIMIT, "the limit of its start")
         except RewardError:
             self.close()
             raise
 
-    def score(self, *batch: Any) -> list[list[Scores]]:
+    def score(self, batch: Batch, columns: Sequence[str]) -> list[list[Scores]]:
         """Return what `score` returns for a batch. After a RewardError the process may have to be started again."""
-        scores: list[list[Scores]] = self._call("score", batch, self._timeout, "objective.reward_timeout")
+        scores: list[list[Scores]] = self._call("score", (batch, columns), self._timeout, "objective.reward_timeout")
         return scores
 
     def _call(self, method: str, arguments: Any, limit: float, limit_name: str) -> Any:
         process, answer = self._process, None
-        message = {"limit": limit, "method": method, "arguments": arguments}
+        message = {"id": os.urandom(8).hex(), "limit": limit, "method": method, "arguments": arguments}
         try:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(json.dumps(message, default=_plain).encode() + b"\n")
@@ -200,7 +218,7 @@ class Worker:
                 status = process.returncode
                 how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
                 raise RewardError(f"ended its process by {how}")
-            if not isinstance(answer, dict):
+            if not isinstance(answer, dict) or answer.get("id") != message["id"]:
                 raise RewardError(f"wrote {line[:80].strip()!r} to the pipe by which its process answers")
         except queue.Empty as error:
             self.close()
@@ -261,7 +279,7 @@ def main() -> None:
         answer = _answer(functions, message["method"], message["arguments"])
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
-        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.write(json.dumps({"id": message["id"], **answer}).encode() + b"\n")
         answers.flush()
 
 
@@ -272,7 +290,7 @@ def _answer(functions: list[Function], method: str, arguments: list[Any]) -> dic
             return {"result": score(functions, *arguments)}
         parts, sys.path[:] = arguments
         functions += [load(*part) for part in parts]
-        return {"result": None}
+        return {"result": [name for one in functions for name in one.needed]}
     except RewardError as error:
         return {"error": str(error)}
     except BaseException as error:  # of the user's code, KeyboardInterrupt and GeneratorExit too

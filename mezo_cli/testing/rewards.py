@@ -9,7 +9,7 @@
 They need pytest alone: no model, and nothing from the network.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -66,9 +66,15 @@ class Conformance:
         """Empty, long and malformed completions get a finite number: a run stops at a reward that raises."""
         _, row, golds, _ = self.cases[0]
         n = len(UNUSUAL)
-        assert reward.score(UNUSUAL, [row] * n, [golds] * n, range(n), [str(i) for i in range(n)]).errors == 0
+        assert score(reward, UNUSUAL, [row] * n, [golds] * n, range(n)).errors == 0
 
     def score(self, reward: Reward, numbers: Any) -> RewardBatch:
         """Score some of the cases."""
         completions, rows, golds, _ = zip(*(self.cases[i] for i in numbers), strict=True)
-        return reward.score(completions, rows, golds, list(numbers), [f"row {i}" for i in numbers])
+        return score(reward, completions, rows, golds, list(numbers))
+
+
+def score(reward: Reward, completions: Sequence[str], rows: Any, golds: Any, numbers: Sequence[int]) -> RewardBatch:
+    """Score completions of rows with these numbers, which are their seeds, too."""
+    of_rows = {"rows": rows, "golds": golds, "prompts": [""] * len(rows), "locations": [f"row {i}" for i in numbers]}
+    return reward.score({"completions": completions, "seed": numbers, **of_rows})

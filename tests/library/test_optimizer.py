@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 import weakref
 from collections.abc import Callable
@@ -337,6 +338,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"params": [{"params": ["0.weight"], "eps": 1}]}, "a group has no setting 'eps'"),
     ({"params": [{"params": ["0.weight"], "lr": -1}]}, "lr=-1"),
     ({"params": ["1.weight"]}, "1.weight is frozen"),
+    ({"params": [{"params": None}, {"params": ["0.weight"]}]}, "0.weight is in 2 groups"),
+    ({"params": 5}, "give names or tensors of the model, not another int"),
+    ({"params": [{"params": 5}]}, "give names or tensors of the model, not another int"),
     ({"betas": (0.9, 2)}, "betas=(0.9, 2): allowed are two numbers"),
     ({"betas": 0.9}, "betas=0.9: allowed are two numbers"),
     ({"momentum": 1.0}, "momentum=1.0"),
@@ -377,12 +381,50 @@ def test_what_a_closure_may_return() -> None:
     optimizer = MezoOptimizer(model)
     with pytest.raises(UserError, match=r"the closure returned a tensor of shape \[8, 3\]; it must return one loss"):
         optimizer.step(lambda: model(X))
-    with pytest.raises(ValueError, match="could not convert string to float"):
-        optimizer.step(lambda: "low")  # type: ignore[arg-type,return-value]
+    wrong: dict[Any, str] = {"low": "'low', a str", None: "None, a NoneType", (): r"\(\), a tuple"}
+    wrong |= {10**400: "1000.*, a int"}
+    for value, shown in wrong.items():
+        with pytest.raises(UserError, match=f"the closure returned {shown}; it must return one loss"):
+            optimizer.step(lambda value=value: value)  # type: ignore[arg-type,return-value,misc]
     with pytest.raises(UserError, match=r"takes the model, an nn\.Module, .* not a generator"):
         MezoOptimizer(model.parameters())  # type: ignore[arg-type]  # as torch's optimizers take it
     with pytest.raises(UserError, match="give names or tensors of the model, not another tuple"):
         MezoOptimizer(model, model.named_parameters())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, "high", -1.0, 10**400])
+def test_a_rate_that_is_not_finite_is_refused_before_the_step(name: str, value: Any) -> None:
+    model, calls = make(), []
+    optimizer = MezoOptimizer(model, params=[{"params": ["0.weight"]}, {"params": ["4.weight"]}])
+    optimizer.step(lambda: loss_of(model))
+    before = [p.clone() for p in model.parameters()]
+    optimizer.param_groups[1][name] = value
+    with pytest.raises(UserError, match=rf"^param_groups\[1\]\.{name}=.*: (out of range, )?allowed is a finite number"):
+        optimizer.step(lambda: calls.append(0) or loss_of(model))  # type: ignore[func-returns-value]
+    assert (calls, optimizer.steps) == ([], 1)
+    assert all(p.equal(q) for p, q in zip(model.parameters(), before, strict=True))
+    optimizer.param_groups[1][name] = torch.tensor(1e-3)
+    optimizer.step(lambda: loss_of(model))
+
+
+def test_a_group_is_not_added_later() -> None:
+    model = make()
+    optimizer = MezoOptimizer(model, params=["0.weight"])
+    with pytest.raises(UserError, match=r"^add_param_group: .* make another one with params=\[\.\.\.\] of all$"):
+        optimizer.add_param_group({"params": [model[4].weight]})
+    optimizer.step(lambda: loss_of(model))
+
+
+OTHERS = {"seed": 7, "eps": 0.5, "samples": 3, "noise": "rademacher", "steps": -1, "param_groups": [{}]}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "deferred"])
+def test_a_state_dict_of_another_run_is_refused_by_what_differs(name: str) -> None:
+    state = MezoOptimizer(make()).state_dict()
+    state = state | {name: OTHERS[name]} if name in OTHERS else {key: state[key] for key in state if key != name}
+    with pytest.raises(UserError, match=rf"^state_dict: it.* {name.removeprefix('param_')}"):
+        MezoOptimizer(make()).load_state_dict(state)
 
 
 @pytest.mark.slow

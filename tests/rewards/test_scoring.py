@@ -39,7 +39,13 @@ def score(reward: Reward, completions: Sequence[str], rows: Any = None, samples:
     n = len(completions)
     golds = [[f"gold {i // samples}"] for i in range(n)]
     locations = [f"train.jsonl:{i // samples + 1}" for i in range(n)]
-    return reward.score(completions, rows or [{}] * n, golds, [1000 + i for i in range(n)], locations)
+    seeds, prompts = [1000 + i for i in range(n)], [f"prompt {i // samples}" for i in range(n)]
+    return reward.score(batch_of(completions, rows or [{}] * n, golds, seeds, locations, prompts))
+
+
+def batch_of(completions: Any, rows: Any, golds: Any, seeds: Any, locations: Any, prompts: Any = None) -> Any:
+    of_rows = {"rows": rows, "golds": golds, "prompts": prompts or [""] * len(rows), "locations": locations}
+    return {"completions": completions, "seed": seeds, **of_rows}
 
 
 def failure(setting: Any, completions: Sequence[str], **options: Any) -> str:
@@ -52,8 +58,9 @@ def failure(setting: Any, completions: Sequence[str], **options: Any) -> str:
 
 def refusal(setting: Any, **options: Any) -> str:
     """The line with which a reward is refused at the start."""
+    rows: Any = [{"x": 1}, {"y": 2}]
     with pytest.raises(UserError) as error, Reward(parse(setting), **options) as reward:
-        reward.check([{}, {}], [["a"], ["b"]], [0, 1], ["train.jsonl:1", "train.jsonl:2"])
+        reward.check(batch_of([], rows, [["a"], ["b"]], [0, 1], ["train.jsonl:1", "train.jsonl:2"]), ["x", "y"])
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -82,6 +89,47 @@ return [first, second]
         batch = score(reward, ["a", "b"], rows)
     assert batch.values.tolist() == [2.0, 0.1]
     assert {name: part.tolist() for name, part in batch.parts.items()} == {"date": [1, 1], "seed": [1000, 1001]}
+
+
+PARAMETERS = {  # and what is 6 and 7 characters long
+    "prompts, completions, **kwargs": "completions",  # TRL's order
+    "completions, target, **kwargs": "target",
+    "rows, completions": "completions",
+    "golds, seed, target, scale=2": "target",
+    "**everything": "everything['target']",
+    "other, *, golds=None, rows=None": "[row['target'] for row in rows]",
+}
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS)
+def test_parameters_go_by_name(write: Write, parameters: str) -> None:
+    rows: list[dict[str, Any]] = [{"target": "t" * 6, "completions": "a column", "other": 1}, {"target": "t" * 7}]
+    with Reward(parse(write(f"return [len(text) for text in {PARAMETERS[parameters]}]", parameters))) as reward:
+        assert score(reward, ["c" * 6, "c" * 7], rows).values.tolist() == [6.0, 7.0]
+
+
+def test_kwargs_get_all_and_the_names_of_mezo_win_over_columns() -> None:
+    seen: list[dict[str, Any]] = []
+    batch = batch_of(["aa"], [{"target": 9, "completions": "a column"}], [["g"]], [3], ["row"], ["p"])
+    with Reward(parse(lambda **everything: seen.append(everything) or [1])) as reward:
+        reward.score(batch)
+    assert seen == [{name: batch[name] for name in worker.NAMES} | {"target": [9]}]
+
+
+REFUSED = {
+    "texts, examples": "takes 'texts', which is no column; parameters go by name: completions, rows, "
+    "prompts, golds, seed, a column of the rows, or **kwargs for all; the columns are: x, y",
+    "completions, *rest": "takes (completions, *rest), 'rest' by position alone; parameters go by name: completions,",
+    "completions, rows, /": "takes (completions, rows, /), 'completions' by position alone",
+}
+
+
+@pytest.mark.parametrize("parameters", REFUSED)
+def test_other_parameters_are_refused_in_one_line(write: Write, parameters: str) -> None:
+    assert REFUSED[parameters] in refusal(write("return [1] * len(completions)", parameters))
+    namespace: dict[str, Any] = {}
+    exec(f"def function({parameters}): pass", namespace)
+    assert REFUSED[parameters] in refusal(namespace["function"])
 
 
 def test_what_a_function_prints_and_reads_does_not_reach_the_protocol(
@@ -143,6 +191,9 @@ MISTAKES = {
     "return [10**5000 if not c else 1 for c in completions]": "expected a finite number",
     "x = []\nfor _ in range(10**5): x = [x]\nreturn [x if not c else 1 for c in completions]": "as reward: expected",
     "'' in completions and os.write(4, b'5\\n')\nreturn [1] * len(rows)": "wrote b'5' to the pipe",
+    "'' in completions and os.write(4, b'{\"result\": [[{\"reward\": 9}]]}\\n')\nreturn [1] * len(rows)": "wrote b'{",
+    "return [{'reward': 1, '\\ud800': 1} if not c else 1 for c in completions]": "a part named '\\ud800', which",
+    "if '' in completions: raise ValueError('\\ud800')\nreturn [1] * len(rows)": "raised ValueError: \\ud800 (",
     "return [{'reward': 1, 'std': 1} if not c else {'reward': 1} for c in completions]": "returned a part named 'std'",
 }
 
@@ -214,8 +265,6 @@ def test_a_file_that_changes_during_the_run_is_refused_when_the_worker_starts_ag
 def test_the_start_says_what_does_not_import(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = write("return 1")
     assert refusal(setting.replace(":score", ":socre")).endswith("reward.py has no function 'socre'")
-    assert "takes (outputs): expected (completions, rows)" in refusal(write("return 1", "outputs"))
-    assert "takes (a, b, c): expected (completions, rows)" in refusal(write("return 1", "a, b, c"))
     (tmp_path / "reward.py").write_text("import os\n\nimport nosuchmodule\n")
     line = refusal(setting)
     assert "cannot be imported: ModuleNotFoundError: No module named 'nosuchmodule'" in line
@@ -230,12 +279,12 @@ def test_the_start_says_what_does_not_import(write: Write, tmp_path: Path, monke
 def test_the_check_refuses_a_reward_that_fails_on_every_row_and_sees_one_that_differs(write: Write) -> None:
     assert "train.jsonl:1: " in refusal(write("return None"))
     assert "returned a NoneType for 1 completions" in refusal(write("return None"), on_error="zero")
-    rows: Any = [{}, {}], [["a"], []], [0, 1], ["1", "2"]
+    rows: Any = batch_of([], [{}, {}], [["a"], []], [0, 1], ["1", "2"])
     with Reward(parse(write("return [completions == ['a', '']] * len(rows)"))) as reward:
-        assert reward.check(*rows)
+        assert reward.check(rows)
         assert score(reward, ["a", ""]).values.tolist() == [1.0, 1.0]
     with Reward(parse(write("return [time.time()] * len(rows)"))) as reward:
-        assert not reward.check(*rows)
+        assert not reward.check(rows)
 
 
 # --- the end of mezo ---
@@ -245,7 +294,8 @@ import sys
 from mezo_cli.rewards.scoring import Reward
 from mezo_cli.config.rewards import parse
 with Reward(parse(sys.argv[1]), timeout=60) as reward:
-    reward.score(["a"], [{}], [[]], [0], ["row"])
+    names = ("completions", "prompts", "locations")
+    reward.score({"rows": [{}], "golds": [[]], "seed": [0], **dict.fromkeys(names, ["a"])})
 """
 
 
@@ -292,7 +342,7 @@ def test_shuffled_scores_against_another_row_that_follows_from_the_seeds(write: 
     rows, numbers = [{"i": i // 2} for i in range(20)], [i // 2 for i in range(20)]
     with Reward(parse(f"shuffled:{setting}")) as reward:
         batch, again = (score(reward, ["x"] * 20, rows, samples=2) for _ in range(2))
-        other = reward.score(["x"] * 20, rows, [[]] * 20, range(20), [str(i) for i in numbers])
+        other = reward.score(batch_of(["x"] * 20, rows, [[]] * 20, range(20), [str(i) for i in numbers]))
         single = score(reward, ["x"], [{"i": 5}])
     values = batch.values.tolist()
     assert values == again.values.tolist() != other.values.tolist()
@@ -316,4 +366,4 @@ def test_a_callable_runs_in_this_process_without_a_timeout() -> None:
         batch = score(reward, ["a", "b"], rows)
     assert (batch.values.tolist(), batch.errors) == ([float(os.getpid()), 0.0], 1)
     assert spec.record() | {"sha256": None} == {"name": spec.describe(), "in_process": True, "sha256": None}
-    assert "takes (x)" in refusal(lambda x: [])
+    assert "takes 'text', which is no column" in refusal(lambda text: [])

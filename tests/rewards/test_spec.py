@@ -85,6 +85,8 @@ def constant(completions, rows):
     return [0.5] * len(rows)
 """
 
+BATCH: Any = {"rows": [{"x": 4}], "golds": [[]], "seed": [0], "completions": ["a"], "prompts": [""], "locations": ["r"]}
+
 
 def test_a_package_adds_names_by_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reward_plugin.py").write_text(PLUGIN)
@@ -98,7 +100,7 @@ def test_a_package_adds_names_by_entry_points(tmp_path: Path, monkeypatch: pytes
     try:
         spec = parse({"scaled": {"column": "x", "weight": 3}, "constant": 1})
         with Reward(spec) as reward:
-            assert reward.score(["a"], [{"x": 4}], [[]], [0], ["row"]).values.tolist() == [24.5]
+            assert reward.score(BATCH).values.tolist() == [24.5]
         with pytest.raises(SettingError, match=r"objective\.reward\.scaled\.column is not set"):
             parse("scaled")
     finally:
