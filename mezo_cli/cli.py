@@ -399,7 +399,7 @@ def main(run: Callable[..., Any] = app) -> None:
 
 def _usage(error: Any) -> str:
     """Return what is wrong with the command line: the commands where one is unknown, KEY=VALUE for --KEY."""
-    from mezo_cli.config.explain import GROUPS, key_owners
+    from mezo_cli.config.explain import GROUPS, OTHER_NAMES, key_owners, known_as
 
     known = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
@@ -409,6 +409,11 @@ def _usage(error: Any) -> str:
     if "such option" in message and keys:
         keys = [name] if name in keys else keys
         return f"{message} Settings are given without dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
+    if "such option" in message and known_as(name):
+        return f"{message} Settings are given without dashes: {known_as(name)}"
+    answer = OTHER_NAMES.get(f"{getattr(error.ctx, 'info_name', '')} RUN TEXT", "")
+    if "extra argument" in message and answer:
+        return f"{message}: {answer}"
     return f"{message} Commands: {join(known)}" if known and "command" in message else message
 
 

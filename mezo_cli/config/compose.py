@@ -8,12 +8,14 @@ import copy
 import dataclasses
 import os
 import re
+import shlex
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import __version__ as hydra_version
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra, Hydra
@@ -26,7 +28,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from mezo_cli.config.base import SettingError, show
 from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate
-from mezo_cli.config.explain import GROUPS, key_owners
+from mezo_cli.config.explain import GROUPS, key_owners, key_schema
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
@@ -65,8 +67,10 @@ def load(overrides: Sequence[str], config_dir: str | None = None) -> Job:
     parsed = parse(overrides, choices)
     for override in parsed:
         if override.sweeps:
-            other = ", or write logger=[one,two]" if override.name == "logger" else ", or quote them to mean one"
-            raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
+            name, _, values = override.text.partition("=")
+            is_list = name == "logger" or (name in key_owners() and key_schema(name)["type"] == "array")
+            other = f"write {shlex.quote(f'{name}=[{values}]')} for a list" if is_list else "quote them to mean one"
+            raise UserError(f"'{override.text}' names several values: add -m to sweep over them, or {other}")
         if override.name.startswith(("hydra/", "hydra.launcher.")):
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     with hydra_session():
@@ -242,6 +246,8 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
         if error.__cause__ is None:
             break
         error = error.__cause__
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return SettingError(key, _yaml_mistake(error))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type="))]
     text = re.sub(r"\w+ raised while composing config: ", "", " ".join(lines[:3])) or type(error).__name__
@@ -250,3 +256,17 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
         near = did_you_mean(name[1], key_owners()) if name else ""
         text = f"an interpolation does not resolve: {text}{near} (a plain ${{ is written \\${{)"
     return SettingError(key, f"{key}: {text}" if key and (does_not_resolve or key not in text) else text)
+
+
+def _yaml_mistake(error: yaml.MarkedYAMLError) -> str:
+    """Return FILE:LINE of a mistake in YAML and what it is, with `quote` where a value has a brace or a colon.
+
+    The line is that of what was found, or of a bracket or a quote that is not closed.
+    """
+    opened = re.search("flow|quoted", error.context or "") if error.context_mark else None
+    mark: Any = error.context_mark if opened else error.problem_mark
+    path, number = Path(mark.name), mark.line + 1
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    match = re.match(r"\s*(?:- )?([\w.]+):\s+(?!['\"|>])(.*)", lines[mark.line] if mark.line < len(lines) else "")
+    how = f"; quote it: {match[1]}: '{match[2]}'" if match and re.search(r"[{}:]", match[2]) else ""
+    return f"{path}:{number}: {error.problem}{how}"

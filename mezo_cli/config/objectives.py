@@ -17,6 +17,10 @@ class MlmConfig(ObjectiveConfig):
 
     implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Mlm"
 
+    def label_lists(self, task: TaskConfig) -> dict[str, list[str]]:
+        """Return the label words."""
+        return {"task.label_words": task.label_words}
+
     def conflicts(self, config: Config) -> Conflicts:
         """Reject a task without a template, too."""
         if config.task.template is None:
@@ -36,6 +40,11 @@ class LmConfig(ObjectiveConfig):
 
     implementation: ClassVar[str] = "mezo_cli.objectives.decoder:Lm"
     demonstrates: ClassVar[bool] = True
+
+    def label_lists(self, task: TaskConfig) -> dict[str, list[str]]:
+        """Return the label words: those for decoders, if there are any."""
+        own = task.lm.label_words
+        return {"task.lm.label_words": own} if own else {"task.label_words": task.label_words}
 
 
 class ChoiceConfig(ObjectiveConfig):
@@ -57,6 +66,10 @@ class ChoiceConfig(ObjectiveConfig):
     def data_task(self, task: TaskConfig) -> TaskConfig:
         """Return the task with its labels, which number the candidates; without them where rows list candidates."""
         return task if task.choice.each is None else task.replace(labels=[])
+
+    def label_lists(self, task: TaskConfig) -> dict[str, list[str]]:
+        """Return the candidates that the labels number."""
+        return {"task.choice.candidates": task.choice.candidates} if task.choice.each is None else {}
 
     def conflicts(self, config: Config) -> Conflicts:
         """Reject a task without candidates, and labels that do not number them."""

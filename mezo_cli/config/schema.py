@@ -45,7 +45,7 @@ class HubSource(Settings):
     name: Text | None = Field(None, description="its subset, e.g. `sst2`; null: none")
     revision: Text | None = Field(None, description="a branch, tag or commit; null: the newest")
     train: Text = Field("train", description="the split that is the source of train")
-    dev: Text | None = Field(None, description="the split that is dev; null: `data.dev_size` rows of train")
+    dev: Text | None = Field(None, description="the split that is dev; null: rows of train (`data.dev_size`)")
     test: str | None = Field("validation", description="the split that is test; null: there is none")
     labels: list[Entry] = Field([], description="its class names, in the order of `task.labels`, which are read too")
 
@@ -131,6 +131,25 @@ class TaskConfig(Settings):
     files: FileSource = FileSource()
 
     @property
+    def spellings(self) -> dict[str, list[str]]:
+        """The lists of other spellings of the labels, by key."""
+        return {"task.files.labels": self.files.labels, "task.hub.labels": self.hub.labels}
+
+    def reordered(self, words: Mapping[str, Sequence[str]] = {}) -> str:
+        """Return which lists to put into the order of `labels`, where one of the spellings shows that it has changed.
+
+        That is one with names of `labels` at other places. It is read by name; `words`, which are lists by key too, and
+        spellings that are no such names go by the order. Empty if there is no such list.
+        """
+        names = {label: i for i, label in enumerate(self.labels)}
+        lists = [each for each in self.spellings.values() if len(each) == len(names)]
+        if not any(names.get(label, i) != i for each in lists for i, label in enumerate(each)):
+            return ""
+        others = {**words, **self.spellings}
+        wrong = [f"{key} [{', '.join(each)}]" for key, each in others.items() if each and list(each) != self.labels]
+        return f"put {' and '.join(wrong)} into the order of task.labels [{', '.join(self.labels)}]"
+
+    @property
     def offered(self) -> str:
         """The objectives that the task has a prompt for, as the end of an error line; empty if there is none."""
         own = {"mlm": self.template, "lm": self.lm.template}
@@ -178,6 +197,10 @@ class ObjectiveConfig(Settings):
     def completion_tokens(self, config: "Config") -> int:
         """Return the tokens to leave free after a prompt for a completion; 0 for a run that completes nothing."""
         return 0
+
+    def label_lists(self, task: TaskConfig) -> dict[str, list[str]]:
+        """Return the lists of what is read for each label, in the order of `task.labels`, by key."""
+        return {}
 
     @property
     def is_differentiable(self) -> bool:
@@ -319,8 +342,9 @@ class DataConfig(Settings):
     shots: Positive | None = Field(None, description="k rows per class for train and again for dev; null: all rows")
     seed: Seed | None = Field(None, description="the seed that rows are drawn with; null: the run's `seed`")
     train_size: Positive | None = Field(None, description="rows drawn for train from all classes together; null: all")
-    dev_size: Positive = Field(  # with train_size at most half, if there are too few for both
-        1000, description="rows of train, at most a tenth, that become dev unless the data have both dev and test"
+    dev_size: Positive | None = Field(  # null with train_size: 1000
+        None,
+        description="rows of train, at most half, for dev, unless dev and test are there; null: a tenth, max. 1000",
     )
     test_size: Positive | None = Field(
         None, description="the most rows of test, drawn; of data without one, rows held out. null: all, none"
