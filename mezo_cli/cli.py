@@ -333,12 +333,13 @@ def report(
 def data(
     overrides: Overrides = None,
     export: Annotated[Path | None, typer.Option("--export", help="Write the few-shot files into this folder.")] = None,
+    words: Annotated[bool, typer.Option("--words", help="Propose label words, by the labels of train.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Show what the model sees: class balance, lengths, prompts; or write the few-shot splits."""
+    """Show what the model sees: class balance, lengths, prompts; write the few-shot splits; or propose label words."""
     from mezo_cli.commands import data
 
-    data.data(overrides or [], export, config_dir)
+    data.data(overrides or [], export, words, config_dir)
 
 
 @app.command(rich_help_panel="Before training")

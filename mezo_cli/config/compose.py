@@ -259,14 +259,10 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
 
 
 def _yaml_mistake(error: yaml.MarkedYAMLError) -> str:
-    """Return FILE:LINE of a mistake in YAML and what it is, with `quote` where a value has a brace or a colon.
-
-    The line is that of what was found, or of a bracket or a quote that is not closed.
-    """
-    opened = re.search("flow|quoted", error.context or "") if error.context_mark else None
-    mark: Any = error.context_mark if opened else error.problem_mark
-    path, number = Path(mark.name), mark.line + 1
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    match = re.match(r"\s*(?:- )?([\w.]+):\s+(?!['\"|>])(.*)", lines[mark.line] if mark.line < len(lines) else "")
-    how = f"; quote it: {match[1]}: '{match[2]}'" if match and re.search(r"[{}:]", match[2]) else ""
-    return f"{path}:{number}: {error.problem}{how}"
+    """Return FILE:LINE of a mistake in YAML, or of the bracket or quote that it leaves open, and what it is."""
+    opened = re.search("flow|quoted", error.context or "") and error.context_mark
+    mark: Any = opened or error.problem_mark
+    lines = Path(mark.name).read_text(encoding="utf-8").splitlines() if Path(mark.name).is_file() else []
+    match = re.match(r"\s*(?:- )?([\w.]+):\s+(?!['\"|>])(.*[{}:].*)", "".join(lines[mark.line : mark.line + 1]))
+    how = f"; quote it: {match[1]}: '{match[2]}'" if match else ""
+    return f"{mark.name}:{mark.line + 1}: {error.problem}{how}"

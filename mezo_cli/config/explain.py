@@ -19,24 +19,13 @@ from mezo_cli.errors import did_you_mean, join
 STEPS = "there are no epochs: give steps=N, where an epoch is the rows of train / batch_size"
 SCHEDULE = "there is none: optimizer.schedule is the rate's course, constant or linear"
 OTHER_NAMES = {
-    "learning_rate": "optimizer.lr",
-    "lr": "optimizer.lr",
-    "epsilon": "optimizer.eps",
-    "bs": "batch_size",
-    "batch": "batch_size",
-    "per_device_train_batch_size": "batch_size",
-    "max_steps": "steps",
-    "num_steps": "steps",
-    "output_dir": "hydra.run.dir",
-    "model_name": "model.path",
-    "model_name_or_path": "model.path",
-    "epochs": STEPS,
-    "num_epochs": STEPS,
-    "num_train_epochs": STEPS,
-    "warmup": SCHEDULE,
-    "warmup_steps": SCHEDULE,
-    "warmup_ratio": SCHEDULE,
-    "predict RUN TEXT": "a text is given as --text TEXT",  # a word that `mezo predict` does not take
+    **dict.fromkeys(("learning_rate", "lr"), "optimizer.lr"),
+    **dict.fromkeys(("bs", "batch", "per_device_train_batch_size"), "batch_size"),
+    **dict.fromkeys(("max_steps", "num_steps"), "steps"),
+    **dict.fromkeys(("model_name", "model_name_or_path"), "model.path"),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), STEPS),
+    **dict.fromkeys(("warmup", "warmup_steps", "warmup_ratio"), SCHEDULE),
+    **{"epsilon": "optimizer.eps", "output_dir": "hydra.run.dir", "predict RUN TEXT": "a text is given as --text TEXT"},
 }
 T = TypeVar("T", bound=Settings)
 GROUPS = ("task", "objective", "optimizer", "model", "peft", "data", "logger", "engine", "experiment")  # choose a file

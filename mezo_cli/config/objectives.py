@@ -16,10 +16,7 @@ class MlmConfig(ObjectiveConfig):
     """Settings of objective mlm."""
 
     implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Mlm"
-
-    def label_lists(self, task: TaskConfig) -> dict[str, list[str]]:
-        """Return the label words."""
-        return {"task.label_words": task.label_words}
+    per_label: ClassVar[tuple[str, ...]] = ("task.label_words",)
 
     def conflicts(self, config: Config) -> Conflicts:
         """Reject a task without a template, too."""
@@ -39,18 +36,15 @@ class LmConfig(ObjectiveConfig):
     """Settings of objective lm."""
 
     implementation: ClassVar[str] = "mezo_cli.objectives.decoder:Lm"
+    per_label: ClassVar[tuple[str, ...]] = ("task.lm.label_words", "task.label_words")
     demonstrates: ClassVar[bool] = True
-
-    def label_lists(self, task: TaskConfig) -> dict[str, list[str]]:
-        """Return the label words: those for decoders, if there are any."""
-        own = task.lm.label_words
-        return {"task.lm.label_words": own} if own else {"task.label_words": task.label_words}
 
 
 class ChoiceConfig(ObjectiveConfig):
     """Settings of objective choice."""
 
     implementation: ClassVar[str] = "mezo_cli.objectives.choice:Choice"
+    per_label: ClassVar[tuple[str, ...]] = ("task.choice.candidates",)
     needs_labels: ClassVar[bool] = False
     demonstrates: ClassVar[bool] = True
     metric_names: ClassVar[list[str]] = ["accuracy"]
@@ -66,10 +60,6 @@ class ChoiceConfig(ObjectiveConfig):
     def data_task(self, task: TaskConfig) -> TaskConfig:
         """Return the task with its labels, which number the candidates; without them where rows list candidates."""
         return task if task.choice.each is None else task.replace(labels=[])
-
-    def label_lists(self, task: TaskConfig) -> dict[str, list[str]]:
-        """Return the candidates that the labels number."""
-        return {"task.choice.candidates": task.choice.candidates} if task.choice.each is None else {}
 
     def conflicts(self, config: Config) -> Conflicts:
         """Reject a task without candidates, and labels that do not number them."""

@@ -6,8 +6,9 @@ A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base c
 the entry of its registry (optimizers.py, objectives.py, adapters.py, or a plug-in's).
 """
 
+import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -130,23 +131,18 @@ class TaskConfig(Settings):
     hub: HubSource = HubSource()
     files: FileSource = FileSource()
 
-    @property
-    def spellings(self) -> dict[str, list[str]]:
-        """The lists of other spellings of the labels, by key."""
-        return {"task.files.labels": self.files.labels, "task.hub.labels": self.hub.labels}
+    def lists(self, keys: Iterable[str] = ("task.files.labels", "task.hub.labels")) -> dict[str, list[str]]:
+        """Return the lists that go by the order of `labels`, by key; without keys, other spellings of the labels."""
+        return {key: functools.reduce(getattr, key.split(".")[1:], self) for key in keys}  # type: ignore[arg-type]
 
-    def reordered(self, words: Mapping[str, Sequence[str]] = {}) -> str:
-        """Return which lists to put into the order of `labels`, where one of the spellings shows that it has changed.
-
-        That is one with names of `labels` at other places. It is read by name; `words`, which are lists by key too, and
-        spellings that are no such names go by the order. Empty if there is no such list.
-        """
+    def reordered(self, per_label: Iterable[str] = ()) -> str:
+        """Return which lists to put into the order of `labels`, if a list of spellings has its names in another one."""
         names = {label: i for i, label in enumerate(self.labels)}
-        lists = [each for each in self.spellings.values() if len(each) == len(names)]
+        lists = [each for each in self.lists().values() if len(each) == len(names)]
         if not any(names.get(label, i) != i for each in lists for i, label in enumerate(each)):
             return ""
-        others = {**words, **self.spellings}
-        wrong = [f"{key} [{', '.join(each)}]" for key, each in others.items() if each and list(each) != self.labels]
+        every = {**self.lists(per_label), **self.lists()}
+        wrong = [f"{key} [{', '.join(each)}]" for key, each in every.items() if each and each != self.labels]
         return f"put {' and '.join(wrong)} into the order of task.labels [{', '.join(self.labels)}]"
 
     @property
@@ -163,6 +159,7 @@ class ObjectiveConfig(Settings):
 
     implementation: ClassVar[str]  # `module:Class` of the objective
     needs_labels: ClassVar[bool] = True  # whether label words or a head score the task's labels
+    per_label: ClassVar[tuple[str, ...]] = ()  # keys of the lists that have something for each label, in their order
     has_head: ClassVar[bool] = False  # whether a classification head scores them
     demonstrates: ClassVar[bool] = False  # whether rows may come after demonstrations
     differentiable_loss: ClassVar[str] = "cross_entropy"  # one that has a gradient, for the line that refuses another
@@ -197,10 +194,6 @@ class ObjectiveConfig(Settings):
     def completion_tokens(self, config: "Config") -> int:
         """Return the tokens to leave free after a prompt for a completion; 0 for a run that completes nothing."""
         return 0
-
-    def label_lists(self, task: TaskConfig) -> dict[str, list[str]]:
-        """Return the lists of what is read for each label, in the order of `task.labels`, by key."""
-        return {}
 
     @property
     def is_differentiable(self) -> bool:
@@ -343,8 +336,7 @@ class DataConfig(Settings):
     seed: Seed | None = Field(None, description="the seed that rows are drawn with; null: the run's `seed`")
     train_size: Positive | None = Field(None, description="rows drawn for train from all classes together; null: all")
     dev_size: Positive | None = Field(  # null with train_size: 1000
-        None,
-        description="rows of train, at most half, for dev, unless dev and test are there; null: a tenth, max. 1000",
+        None, description="rows of train, at most half, for dev if dev or test is missing; null: a tenth, max. 1000"
     )
     test_size: Positive | None = Field(
         None, description="the most rows of test, drawn; of data without one, rows held out. null: all, none"

@@ -114,9 +114,9 @@ def _task(config: Config) -> Conflicts:
         for name in names:
             if names.count(name) > 1:
                 yield key, f"{name} is named twice"
-    words, count = config.objective.label_lists(task), len(task.labels)
-    if count and any(names and len(names) != count for names in task.spellings.values()):
-        lists = {**words, **task.spellings}
+    words, count = config.objective.per_label, len(task.labels)
+    if count and any(names and len(names) != count for names in task.lists().values()):
+        lists = {**task.lists(words), **task.lists()}
         wrong = [f"{key} has {len(names)}" for key, names in lists.items() if names and len(names) != count]
         yield "task.labels", f"{' and '.join(wrong)}: give {count}, one for each label, in the same order"
     if words and (why := task.reordered(words)):

@@ -50,8 +50,7 @@ def _check_separator(path: Path, text: str, task: TaskConfig) -> None:
     first, own = text.split("\n", 1)[0].rstrip("\r"), "," if path.suffix == ".csv" else "\t"
 
     def fits(separator: str) -> bool:
-        names = [name.strip(' "') for name in first.split(separator)]
-        names = [task.rename.get(name, name) for name in names]
+        names = [task.rename.get(name, name) for name in (word.strip(' "') for word in first.split(separator))]
         return len(names) > 1 and (bool({*read_columns(task)} & {*names}) or len(names) == len(task.files.columns))
 
     other = next((name for mark, name in SEPARATORS.items() if mark != own and fits(mark)), None)

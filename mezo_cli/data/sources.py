@@ -52,7 +52,7 @@ def open_source(task: TaskConfig, data: DataConfig) -> Source:
 def _open_demo(task: TaskConfig) -> Source:
     """Return the embedded rows: short movie reviews, or arithmetic problems for a task with a prompt and no columns."""
     solves = task.generate.prompt is not None and not task.columns
-    spellings = (task.labels, *task.spellings.values())
+    spellings = (task.labels, *task.lists().values())
     if not solves and (len(task.columns) != 1 or not any({*labels} == {*DEMO_LABELS} for labels in spellings)):
         raise UserError(
             f"data=demo does not fit task '{task.name}': the demo data are movie reviews like SST-2, one sentence "

@@ -237,10 +237,7 @@ def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Exampl
 
 
 def label_texts(table: Table, column: int) -> list[str]:
-    """Return every row's label as text, also one that says that there is none (`has_no_label`).
-
-    In a .tsv it is a field of the stripped line, as in the published code.
-    """
+    """Return every row's label as text. In a .tsv it is a field of the stripped line, as in the published code."""
     values = []
     for i, row in enumerate(table.rows):
         value = table.fields(i)[column]
@@ -256,7 +253,7 @@ def plain_label(text: str) -> str:
 
 def has_no_label(text: str, task: TaskConfig) -> bool:
     """Return whether a row's label is one of the notations of having none, and no label of the task."""
-    spellings = chain(task.labels, *task.spellings.values())
+    spellings = chain(task.labels, *task.lists().values())
     text = plain_label(text.strip()).lower()
     return text in NO_LABEL and text not in {label.lower() for label in spellings}
 
@@ -268,7 +265,7 @@ def _label_numbers(table: Table, task: TaskConfig, values: list[str]) -> dict[st
     are the labels of the rows.
     """
     known, given = {label: i for i, label in enumerate(task.labels)}, dict.fromkeys(values)
-    lists = {key: names for key, names in task.spellings.items() if key.split(".")[1] in table.spelled_as}
+    lists = {key: names for key, names in task.lists().items() if key.split(".")[1] in table.spelled_as}
     for key, names in lists.items():
         for i, label in enumerate(names if len(names) == len(task.labels) else ()):
             if label in task.labels:

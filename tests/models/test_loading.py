@@ -142,7 +142,7 @@ def test_classes_in_another_order_are_matched_by_name(tmp_path: Path, caplog: An
         change_json(folder / "config.json", id2label=dict(enumerate(spelled)))
         spellings = [["0", "1"]] if spelled == ["1", "0"] else []
         loaded = models.load(
-            ModelConfig(name="tiny", path=str(folder), device="cpu"), models.SEQUENCE_CLASSIFIER, LABELS, 0, spellings
+            ModelConfig(name="tiny", path=str(folder), device="cpu"), models.SEQUENCE_CLASSIFIER, LABELS, 0, *spellings
         )
         assert torch.equal(loaded.model.get_parameter(name), rows.flip(0))
         assert loaded.model.config.id2label == {0: "negative", 1: "positive"}
