@@ -407,13 +407,11 @@ def _usage(error: Any) -> str:
     option = str(getattr(error, "option_name", None) or "")
     name = option.lstrip("-").replace("-", "_")
     keys = [key for key in (*GROUPS, *key_owners()) if key == name or key.endswith(f".{name}")]
-    if "such option" in message and keys:
+    if "such option" in message and (keys or known_as(name)):
         keys = [name] if name in keys else keys
-        return f"{message} Settings are given without dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
-    if "such option" in message and known_as(name):
-        return f"{message} Settings are given without dashes: {known_as(name)}"
-    answer = OTHER_NAMES.get(f"{getattr(error.ctx, 'info_name', '')} RUN TEXT", "")
-    if "extra argument" in message and answer:
+        what = " or ".join(f"{key}=VALUE" for key in keys) or known_as(name)
+        return f"{message} Settings are given without dashes: {what}"
+    if "extra argument" in message and (answer := OTHER_NAMES.get(f"{error.ctx.info_name} RUN TEXT")):
         return f"{message}: {answer}"
     return f"{message} Commands: {join(known)}" if known and "command" in message else message
 

@@ -61,16 +61,13 @@ def _entry(value: Any) -> str:
     if isinstance(value, float):  # the spelling is lost: 1e3 would come back as 1000.0
         raise refused(f" holds the number {value}: expected a text, so quote it")
     if not isinstance(value, (str, int)):
-        quoted = ", so quote it" if isinstance(value, dict) else ""  # a template in braces
-        raise refused(f" holds {show(value)}: expected a text{quoted}")
+        raise refused(f" holds {show(value)}: expected a text{', so quote it' if isinstance(value, dict) else ''}")
     return str(value)
 
 
 def _whole(value: Any) -> Any:
     """Return a whole number. One that is not finite is left to the check of the range."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    if isinstance(value, float) and value.is_integer():  # 1e3
+    if isinstance(value, Integral | float) and not isinstance(value, bool) and value % 1 == 0:  # 1e3 is 1000
         return int(value)
     if isinstance(value, str):
         try:

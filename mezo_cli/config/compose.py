@@ -98,6 +98,7 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
     except OmegaConfBaseException as error:
         raise _explained(error) from error
     config = build(plain, {override.name for override in overrides} - set(tolerated))
+    _check_order(node, config, {override.name for override in overrides})
     if own := own_of(config):
         config = with_own_code(config, own)  # paths become absolute
     for override in overrides:
@@ -112,6 +113,17 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
     data, model = config.data.replace(seed=config.data_seed, **absolute), Path(config.model.path).expanduser()
     path = str(model.absolute()) if model.is_dir() and not config.model.is_embedded else config.model.path
     return config.replace(data=data, model=config.model.replace(path=path))
+
+
+def _check_order(node: DictConfig, config: Config, given: Collection[str]) -> None:
+    """Refuse `task.labels` in another order than its file has, without the lists beside it that go by it."""
+    sources = node.hydra.runtime.config_sources if "task.labels" in given and not config.task.reordered() else ()
+    files = (Path(source.path, "task", f"{node.hydra.runtime.choices.task}.yaml") for source in sources)
+    before = next((OmegaConf.select(OmegaConf.load(file), "labels") for file in files if file.is_file()), None) or []
+    if {*before} == {*config.task.labels} and before != config.task.labels:
+        lists = config.task.lists(config.objective.per_label).items()
+        if left := [f"{key} [{', '.join(each)}]" for key, each in lists if each and key not in given]:
+            raise SettingError("task.labels", f"task.labels has a new order: put {' and '.join(left)} into it, too")
 
 
 def _fill(node: Any, values: Mapping[str, Any]) -> None:

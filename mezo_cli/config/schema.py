@@ -131,8 +131,9 @@ class TaskConfig(Settings):
     hub: HubSource = HubSource()
     files: FileSource = FileSource()
 
-    def lists(self, keys: Iterable[str] = ("task.files.labels", "task.hub.labels")) -> dict[str, list[str]]:
-        """Return the lists that go by the order of `labels`, by key; without keys, other spellings of the labels."""
+    def lists(self, per_label: Iterable[str] = ()) -> dict[str, list[str]]:
+        """Return the lists of `per_label` keys and of other spellings, which go by the order of `labels`, by key."""
+        keys = (*per_label, "task.files.labels", "task.hub.labels")
         return {key: functools.reduce(getattr, key.split(".")[1:], self) for key in keys}  # type: ignore[arg-type]
 
     def reordered(self, per_label: Iterable[str] = ()) -> str:
@@ -141,8 +142,8 @@ class TaskConfig(Settings):
         lists = [each for each in self.lists().values() if len(each) == len(names)]
         if not any(names.get(label, i) != i for each in lists for i, label in enumerate(each)):
             return ""
-        every = {**self.lists(per_label), **self.lists()}
-        wrong = [f"{key} [{', '.join(each)}]" for key, each in every.items() if each and each != self.labels]
+        every = self.lists(per_label).items()
+        wrong = [f"{key} [{', '.join(each)}]" for key, each in every if each and each != self.labels]
         return f"put {' and '.join(wrong)} into the order of task.labels [{', '.join(self.labels)}]"
 
     @property

@@ -116,8 +116,8 @@ def _task(config: Config) -> Conflicts:
                 yield key, f"{name} is named twice"
     words, count = config.objective.per_label, len(task.labels)
     if count and any(names and len(names) != count for names in task.lists().values()):
-        lists = {**task.lists(words), **task.lists()}
-        wrong = [f"{key} has {len(names)}" for key, names in lists.items() if names and len(names) != count]
+        lists = task.lists(words).items()
+        wrong = [f"{key} has {len(names)}" for key, names in lists if names and len(names) != count]
         yield "task.labels", f"{' and '.join(wrong)}: give {count}, one for each label, in the same order"
     if words and (why := task.reordered(words)):
         yield "task.labels", f"{join(words)} go by their order: {why}"

@@ -48,14 +48,10 @@ def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
 def _check_separator(path: Path, text: str, task: TaskConfig) -> None:
     """Refuse a file whose first line is the task's columns between separators of another format."""
     first, own = text.split("\n", 1)[0].rstrip("\r"), "," if path.suffix == ".csv" else "\t"
-
-    def fits(separator: str) -> bool:
-        names = [task.rename.get(name, name) for name in (word.strip(' "') for word in first.split(separator))]
-        return len(names) > 1 and (bool({*read_columns(task)} & {*names}) or len(names) == len(task.files.columns))
-
-    other = next((name for mark, name in SEPARATORS.items() if mark != own and fits(mark)), None)
-    if other is not None and own not in first:
-        raise UserError(f"{path}:1: its fields are separated by {other}: a .csv needs commas, a .tsv tabs")
+    for mark, name in SEPARATORS.items() if own not in first else ():
+        names = [task.rename.get(word, word) for word in (field.strip(' "') for field in first.split(mark))]
+        if len(names) > 1 and ({*names} & {*read_columns(task)} or len(names) == len(task.files.columns)):
+            raise UserError(f"{path}:1: its fields are separated by {name}: a .csv needs commas, a .tsv tabs")
 
 
 def _tsv(path: Path, text: str, task: TaskConfig) -> Table:

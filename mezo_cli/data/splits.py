@@ -177,8 +177,7 @@ def _train_and_dev(rows: TaskRows, data: DataConfig, seed: int) -> tuple[TaskRow
         return _sample(rows, min(data.train_size, count - dev) if count > dev else data.train_size, dev, seed)
     if count < 2:
         raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
-    size = max(1, min(dev, count // (2 if data.dev_size else 10)))
-    train, held_out = fewshot.hold_out(rows.labels, size, seed)
+    train, held_out = fewshot.hold_out(rows.labels, max(1, min(dev, count // (2 if data.dev_size else 10))), seed)
     return rows.take(train), rows.take(held_out)
 
 

@@ -208,12 +208,12 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
     if len(table.spelled_as) > 1 and numbers:  # numbers may follow another order than the task's
         read_as = join(f"{value} = {task.labels[i]}" for value, i in numbers if value != task.labels[i])
         notes.append(f"{table.name}: label numbers are read as {read_as}")
-    notes += [
-        f"{table.name}: the quotes around texts of column '{table.columns[column]}' are read as text: a .tsv has no "
-        "quoting; save the file as .csv"
-        for column in (text_columns if table.suffix == ".tsv" else ())
-        if _is_quoted(table.fields(i)[column] for i, row in enumerate(table.rows) if '"' in row)
-    ]
+    for column in text_columns if table.suffix == ".tsv" else ():
+        if _is_quoted(table.fields(i)[column] for i, row in enumerate(table.rows) if '"' in row):
+            why = "a .tsv has no quoting; save the file as .csv"
+            notes.append(
+                f"{table.name}: quotes around texts of column '{table.columns[column]}' are read as text: {why}"
+            )
     return TaskRows(table, text_columns, [known[value] for value in values], notes=notes)
 
 
@@ -284,9 +284,8 @@ def _label_numbers(table: Table, task: TaskConfig, values: list[str]) -> dict[st
     i = next(i for i, value in enumerate(values) if found[value] < 0)
     where, shown, hint = table.location(i, full=True), shorten(values[i], SHOWN_CHARACTERS), ""
     if has_no_label(values[i], task):
-        count = sum(has_no_label(value, task) for value in values)
-        leave = shlex.quote(f"task.skip_labels=[{json.dumps(values[i])}]")
-        why = f"{count} of {len(values)} rows are without a label; label them, or leave such rows out: {leave}"
+        count, leave = sum(has_no_label(one, task) for one in values), f"task.skip_labels=[{json.dumps(values[i])}]"
+        why = f"{count} of {len(values)} rows are without a label; label them, or leave them out: {shlex.quote(leave)}"
         raise UserError(f"{where}: no label in column '{task.label_column}' (it has {shown!r}); {why}")
     if table.default_columns and table.line_numbers[i] == 1:
         hint = f"; if line 1 is a header, it must name {join([*task.columns, task.label_column])}"

@@ -56,17 +56,13 @@ def propose(config: Config) -> Iterator[str]:
     for choice in [*choices, *([own] if len(own) == count else [])]:
         auc, error = separation(scores[half:][:, choice], labels[half:]), 1.96 * chance_error(labels[half:])
         made = json.dumps([words[i] for i in choice], ensure_ascii=False)
-        interval = f"{max(0, auc - error):.2f} to {min(1, auc + error):.2f}"
-        yield f"  {auc:.2f} ({interval})  {shlex.quote(f'{key}={made}')}{'  now' if choice == own else ''}"
+        line = f"{shlex.quote(f'{key}={made}')}{'  now' if choice == own else ''}"
+        yield f"  {auc:.2f} ({max(0, auc - error):.2f} to {min(1, auc + error):.2f})  {line}"
     yield "The labels of train have chosen these words: a score before training with them has used labels."
 
 
 def choose_words(scores: np.ndarray, labels: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the best words of each label, and the best combinations of a word for each, by their columns in `scores`.
-
-    For more than two labels a word is judged by its AUC of one label against the rest, and equal ranks are combined.
-    Scores are log-probabilities, [rows, words].
-    """
+    """Return the best columns of scores, [rows, words], of each label, and combinations; of many labels equal ranks."""
     best: list[list[int]] = []
     for label in range(labels.max() + 1):
         is_label = labels == label

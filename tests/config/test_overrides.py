@@ -35,16 +35,10 @@ pytestmark = pytest.mark.usefixtures("composing_all")
         ("task.label_words=good,bad", ["add -m to sweep over them, or write 'task.label_words=[good,bad]' for a list"]),
         ("task.label_words=[good,", ["quote a list with spaces for the shell, 'task.label_words=[one, two]'"]),
         ("logger=none,wandb", ["or write 'logger=[none,wandb]' for a list"]),
-        (
-            "task.labels=[a,b,c]",
-            ["task.label_words has 2 and task.files.labels has 2 and task.hub.labels has 2: give 3"],
-        ),
+        ("task.labels=[a,b,c]", ["task.label_words has 2 and task.files.labels has 2 and task.hub.labels has 2: giv"]),
         (
             "task.labels=[positive,negative]",
-            [
-                "put task.label_words [terrible, great] and task.files.labels [0, 1] and task.hub.labels [negative, ",
-                "into the order of task.labels [positive, negative]",
-            ],
+            ["put task.label_words [terrible, great] and task.files.labels [0, 1] and"],
         ),
         ("task.label_words=[Yes,true]", ["boolean True", "quote the word"]),
         ("task.labels=[a,[b]]", ["expected a text"]),
@@ -79,6 +73,12 @@ def test_the_names_of_other_programs_are_answered(name: str, group: str) -> None
 
 def test_a_number_with_an_exponent_is_a_whole_number() -> None:
     assert build_config(["steps=1e3"]).steps == 1000
+
+
+def test_labels_in_a_new_order_need_every_list_that_goes_by_it() -> None:
+    words = ["objective=cls", "task.labels=[positive,negative]", "task.hub.labels=[positive,negative]"]
+    assert error_of(*words) == "task.labels has a new order: put task.files.labels [0, 1] into it, too"
+    assert build_config([*words, "task.files.labels=['1','0']"]).task.files.labels == ["1", "0"]
 
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)

@@ -170,7 +170,7 @@ def test_rows_without_an_agreed_label_are_left_out_only_if_the_task_says_so(tmp_
         ("sentence\tlabel\tlabel\na\t0\t0\n", ["'label' occurs 2 times"]),
         ("sentence\tlabel\na\t0\nb\tpositiv\n", ["train.tsv:3", "'positiv'", "negative, positive", "mean 'positive'"]),
         ("sentence\tlabel\na\t0\nb\t-1\n", ["train.tsv:3", "-1", "1 of 2 rows are without a label"]),
-        ("sentence\tlabel\na\t0\nb\tNaN\n", ["tsv:3: no label", "leave such rows out: 'task.skip_labels=[\"NaN\"]'"]),
+        ("sentence\tlabel\na\t0\nb\tNaN\n", ["tsv:3: no label", "leave them out: 'task.skip_labels=[\"NaN\"]'"]),
         (f"sentence\tlabel\na\t0\nb\t{'x' * 99}\n", [f"unknown label '{'x' * 40} [...] {'x' * 40}' for"]),
         ("sentence\tlabel\n", ["train.tsv: no rows"]),
         ("", ["train.tsv: empty file"]),
@@ -267,12 +267,7 @@ def test_booleans_and_whole_floats_are_the_same_labels_in_all_formats(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("one", "noted"),
-    [
-        ('"He said ""no"" and left"', True),
-        ('"quoted"', False),
-        ('"a" and ""b"" "', False),
-    ],
+    ("one", "noted"), [('"He said ""no"" and left"', True), ('"quoted"', False), ('"a" and ""b"" "', False)]
 )
 def test_a_note_says_that_a_tsv_has_quotes_in_it(one: str, noted: bool, tmp_path: Path) -> None:
     path = write_tsv(tmp_path / "a.tsv", HEADER, [[one, "0"], ["plain", "1"]])
