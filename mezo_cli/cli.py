@@ -333,12 +333,13 @@ def report(
 def data(
     overrides: Overrides = None,
     export: Annotated[Path | None, typer.Option("--export", help="Write the few-shot files into this folder.")] = None,
+    words: Annotated[bool, typer.Option("--words", help="Propose label words, by the labels of train.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Show what the model sees: class balance, lengths, prompts; or write the few-shot splits."""
+    """Show what the model sees: class balance, lengths, prompts; write the few-shot splits; or propose label words."""
     from mezo_cli.commands import data
 
-    data.data(overrides or [], export, config_dir)
+    data.data(overrides or [], export, words, config_dir)
 
 
 @app.command(rich_help_panel="Before training")
@@ -399,16 +400,19 @@ def main(run: Callable[..., Any] = app) -> None:
 
 def _usage(error: Any) -> str:
     """Return what is wrong with the command line: the commands where one is unknown, KEY=VALUE for --KEY."""
-    from mezo_cli.config.explain import GROUPS, key_owners
+    from mezo_cli.config.explain import GROUPS, OTHER_NAMES, key_owners, known_as
 
     known = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
     option = str(getattr(error, "option_name", None) or "")
     name = option.lstrip("-").replace("-", "_")
     keys = [key for key in (*GROUPS, *key_owners()) if key == name or key.endswith(f".{name}")]
-    if "such option" in message and keys:
+    if "such option" in message and (keys or known_as(name)):
         keys = [name] if name in keys else keys
-        return f"{message} Settings are given without dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
+        what = " or ".join(f"{key}=VALUE" for key in keys) or known_as(name)
+        return f"{message} Settings are given without dashes: {what}"
+    if "extra argument" in message and (answer := OTHER_NAMES.get(f"{error.ctx.info_name} RUN TEXT")):
+        return f"{message}: {answer}"
     return f"{message} Commands: {join(known)}" if known and "command" in message else message
 
 

@@ -9,6 +9,7 @@ import errno
 import re
 from collections.abc import Iterable
 
+SHOWN_CHARACTERS = 80  # characters of a value in an error line
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's quota on it, is full
 
 

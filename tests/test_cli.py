@@ -62,6 +62,8 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
         (["doctor", "--experiment=demo"], "Settings are given without dashes: experiment=VALUE"),
         (["train", "--lr", "1e-3"], "Settings are given without dashes: optimizer.lr=VALUE"),
         (["train", "--path"], "model.path=VALUE or task.hub.path=VALUE"),
+        (["train", "--learning-rate", "1e-3"], "Settings are given without dashes: give optimizer.lr=..."),
+        (["predict", "outputs/run", "a fine film"], "(a fine film): a text is given as --text TEXT"),
         (["runs"], "there is no folder outputs/ here"),
         (["train", f"model.path={'x' * 10_000}"], "x [...] x"),
         (["train", "task=demo-arithmetic"], "or use objective=generate, for which the task has a prompt"),

@@ -55,7 +55,8 @@ class Lora(PeftMethod):
         targets = self._targets(model, sorted({path.rpartition(".")[2] for path in matrices}), name)
         if not targets:
             method = f"peft={config.name} peft.targets={config.targets}"
-            raise UserError(f"{name} is a model family that {method} does not support")
+            other = "; use peft.targets=attention_feed_forward" if matrices and config.targets == "query_value" else ""
+            raise UserError(f"{name} is a model family that {method} does not support{other}")
         settings = {"r": config.r, "lora_alpha": config.alpha, "target_modules": targets}
         if config.head and not loaded.model_kind.has_classifier:
             settings["modules_to_save"] = head_modules(loaded)

@@ -11,7 +11,9 @@ import numpy as np
 from mezo_cli.commands.new_run import load_encoder
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
-from mezo_cli.console import TextTable, make_console, make_table, print_line
+from mezo_cli.console import TextTable, console_logging, make_console, make_error_console, make_table, print_line
+from mezo_cli.errors import UserError
+from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:
     from mezo_cli.tasks import ClassificationEncoder, InputEncoder
@@ -20,11 +22,21 @@ SHOWN = 3  # rows with prompt and answer
 LENGTHS = ("min", "median", "p95", "max")
 
 
-def data(overrides: Sequence[str], export: Path | None, config_dir: str | None) -> None:
-    """Show the splits and a few prompts, or write the files of the splits; writing loads no tokenizer and no model."""
+def data(overrides: Sequence[str], export: Path | None, words: bool, config_dir: str | None) -> None:
+    """Show the splits and a few prompts; write the files of the splits, without the model; or propose label words."""
     from mezo_cli import data as sources
 
+    if words and export is not None:
+        raise UserError("--words and --export: give one of them")
     config = build_config(overrides, config_dir)
+    if words:
+        with console_logging(make_error_console()):
+            import_torch()
+            from mezo_cli.diagnosis.propose_words import propose
+
+            for line in propose(config):
+                print_line(line)
+        return
     if export is not None:
         for path in sources.export(config.data_task, config.data, config.data_seed, export, warn=_note):
             print_line(f"wrote {path}")

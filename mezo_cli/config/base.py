@@ -1,6 +1,6 @@
 """What every class of settings is made of: pydantic's model, and types without conversions that hide mistakes.
 
-A text is no number, `Yes` without quotes is no text, 1.0 is no whole number, and nan and inf are outside every range.
+A text is no number, `Yes` without quotes is no text, 1.5 is no whole number, and nan and inf are outside every range.
 A number may be given as a text, because `${oc.env:...}` gives texts.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import PydanticCustomError
 
-from mezo_cli.errors import UserError
+from mezo_cli.errors import SHOWN_CHARACTERS, UserError, shorten
 
 MISSING = "???"  # as in OmegaConf: a value has to be given
 Conflicts = Iterator[tuple[str, str]]  # a key, and why its value does not go with other settings
@@ -39,12 +39,13 @@ class SettingError(UserError):
 
 
 def show(value: Any) -> str:
-    """Return a value for an error line, as it is written on the command line."""
+    """Return a value for an error line, as it is written on the command line, without its middle if it is long."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, list):
-        return f"[{', '.join(map(show, value))}]"
+        text = f"[{', '.join(map(show, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {show(each)}' for key, each in value.items())}}}"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        text = f"{{{', '.join(f'{key}: {show(each)}' for key, each in value.items())}}}"
+    return shorten(text, SHOWN_CHARACTERS)
 
 
 def refused(why: str) -> PydanticCustomError:
@@ -60,13 +61,13 @@ def _entry(value: Any) -> str:
     if isinstance(value, float):  # the spelling is lost: 1e3 would come back as 1000.0
         raise refused(f" holds the number {value}: expected a text, so quote it")
     if not isinstance(value, (str, int)):
-        raise refused(f" holds {show(value)}: expected a text")
+        raise refused(f" holds {show(value)}: expected a text{', so quote it' if isinstance(value, dict) else ''}")
     return str(value)
 
 
 def _whole(value: Any) -> Any:
     """Return a whole number. One that is not finite is left to the check of the range."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
+    if isinstance(value, Integral | float) and not isinstance(value, bool) and value % 1 == 0:  # 1e3 is 1000
         return int(value)
     if isinstance(value, str):
         try:

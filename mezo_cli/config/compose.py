@@ -9,12 +9,14 @@ import dataclasses
 import logging
 import os
 import re
+import shlex
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import __version__ as hydra_version
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra, Hydra
@@ -27,7 +29,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from mezo_cli.config.base import SettingError, show
 from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate
-from mezo_cli.config.explain import GROUPS, key_owners
+from mezo_cli.config.explain import GROUPS, key_owners, key_schema
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
@@ -68,8 +70,10 @@ def load(overrides: Sequence[str], config_dir: str | None = None) -> Job:
     parsed = parse(overrides, choices)
     for override in parsed:
         if override.sweeps:
-            other = ", or write logger=[one,two]" if override.name == "logger" else ", or quote them to mean one"
-            raise UserError(f"'{override.text}' names several values: add -m to sweep over them{other}")
+            name, _, values = override.text.partition("=")
+            is_list = name == "logger" or (name in key_owners() and key_schema(name)["type"] == "array")
+            other = f"write {shlex.quote(f'{name}=[{values}]')} for a list" if is_list else "quote them to mean one"
+            raise UserError(f"'{override.text}' names several values: add -m to sweep over them, or {other}")
         if override.name.startswith(("hydra/", "hydra.launcher.", "hydra.sweep")):
             raise UserError(f"'{override.text}' is about how a sweep is run: add -m")
     with hydra_session():
@@ -100,6 +104,7 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
     except OmegaConfBaseException as error:
         raise _explained(error) from error
     config = build(plain, {override.name for override in overrides} - set(tolerated))
+    _check_order(node, config, {override.name for override in overrides})
     if own := own_of(config):
         config = with_own_code(config, own)  # paths become absolute
     for override in overrides:
@@ -132,6 +137,17 @@ def begin(node: DictConfig, overrides: Sequence[Override]) -> dict[str, Any]:
         for key, value in begun.items():
             OmegaConf.update(node, key, value, force_add=True)
     return begun
+
+
+def _check_order(node: DictConfig, config: Config, given: Collection[str]) -> None:
+    """Refuse `task.labels` in another order than its file has, without the lists beside it that go by it."""
+    sources = node.hydra.runtime.config_sources if "task.labels" in given and not config.task.reordered() else ()
+    files = (Path(source.path, "task", f"{node.hydra.runtime.choices.task}.yaml") for source in sources)
+    before = next((OmegaConf.select(OmegaConf.load(file), "labels") for file in files if file.is_file()), None) or []
+    if {*before} == {*config.task.labels} and before != config.task.labels:
+        lists = config.task.lists(config.objective.per_label).items()
+        if left := [f"{key} [{', '.join(each)}]" for key, each in lists if each and key not in given]:
+            raise SettingError("task.labels", f"task.labels has a new order: put {' and '.join(left)} into it, too")
 
 
 def _fill(node: Any, values: Mapping[str, Any]) -> None:
@@ -266,6 +282,8 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
         if error.__cause__ is None:
             break
         error = error.__cause__
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return SettingError(key, _yaml_mistake(error))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type="))]
     text = re.sub(r"\w+ raised while composing config: ", "", " ".join(lines[:3])) or type(error).__name__
@@ -274,3 +292,13 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
         near = did_you_mean(name[1], key_owners()) if name else ""
         text = f"an interpolation does not resolve: {text}{near} (a plain ${{ is written \\${{)"
     return SettingError(key, f"{key}: {text}" if key and (does_not_resolve or key not in text) else text)
+
+
+def _yaml_mistake(error: yaml.MarkedYAMLError) -> str:
+    """Return FILE:LINE of a mistake in YAML, or of the bracket or quote that it leaves open, and what it is."""
+    opened = re.search("flow|quoted", error.context or "") and error.context_mark
+    mark: Any = opened or error.problem_mark
+    lines = Path(mark.name).read_text(encoding="utf-8").splitlines() if Path(mark.name).is_file() else []
+    match = re.match(r"\s*(?:- )?([\w.]+):\s+(?!['\"|>])(.*[{}:].*)", "".join(lines[mark.line : mark.line + 1]))
+    how = f"; quote it: {match[1]}: '{match[2]}'" if match else ""
+    return f"{mark.name}:{mark.line + 1}: {error.problem}{how}"

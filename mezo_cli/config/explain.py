@@ -15,6 +15,18 @@ from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import did_you_mean, join
 
+# What other programs call a setting -> its key here, or the sentence that says what to give.
+STEPS = "there are no epochs: give steps=N, where an epoch is the rows of train / batch_size"
+SCHEDULE = "there is none: optimizer.schedule is the rate's course, constant or linear"
+OTHER_NAMES = {
+    **dict.fromkeys(("learning_rate", "lr"), "optimizer.lr"),
+    **dict.fromkeys(("bs", "batch", "per_device_train_batch_size"), "batch_size"),
+    **dict.fromkeys(("max_steps", "num_steps"), "steps"),
+    **dict.fromkeys(("model_name", "model_name_or_path"), "model.path"),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), STEPS),
+    **dict.fromkeys(("warmup", "warmup_steps", "warmup_ratio"), SCHEDULE),
+    **{"epsilon": "optimizer.eps", "output_dir": "hydra.run.dir", "predict RUN TEXT": "a text is given as --text TEXT"},
+}
 T = TypeVar("T", bound=Settings)
 GROUPS = ("task", "objective", "optimizer", "model", "peft", "data", "logger", "engine", "experiment")  # choose a file
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # pydantic's names, in words
@@ -68,9 +80,9 @@ def _reason(allowed: Mapping[str, Any], error_type: str, value: Any, key: str) -
     if allowed["type"] == "boolean":
         return f"{shown}: allowed are true, false{null}"
     if allowed["type"] == "array":
-        return f"{shown}: expected a list, e.g. {key}=[one,two]"
+        return f"{shown}: expected a list, e.g. '{key}=[one,two]'"
     if allowed["type"] == "object":
-        return f"{shown}: expected pairs, e.g. {key}={{one: two}}"
+        return f"{shown}: expected pairs, e.g. '{key}={{one: two}}'"
     outside = "" if error_type == "number" else "out of range, "
     words = [f"{word} {allowed[name]:.15g}" for name, word in LIMITS.items() if name in allowed]
     of = "whole" if allowed["type"] == "integer" else "finite"
@@ -130,14 +142,22 @@ def key_schema(key: str) -> dict[str, Any]:
     return takes(owners[key], name)
 
 
+def known_as(name: str) -> str:
+    """Return what to give in place of a setting that other programs call so; empty if none is known by that name."""
+    answer = OTHER_NAMES.get(name.rpartition(".")[2].replace("-", "_").lower(), "")
+    return f"give {answer}=..." if answer and " " not in answer else answer
+
+
 def unknown_key(key: str, known: Iterable[str], inner: str = "") -> SettingError:
     """Return the error for a key that does not exist, where one of `known` could stand.
 
     Of a key in a group that does not exist, `inner` is the rest: `.lr`.
     """
     parent, key = key.rpartition(".")[0], f"{key}{inner}"
+    if answer := known_as(key):
+        return SettingError(key, f"unknown key '{key}': {answer}")
     known, all_known = list(known), key_owners()
-    alike = [other for other in all_known if other.endswith(f".{key}")]  # `optimizer.lr` for `lr`
+    alike = [other for other in all_known if other.endswith(f".{key}")]  # `optimizer.r` for `r`
     near = did_you_mean(alike[0], alike) if alike else did_you_mean(key, all_known if inner else known)
     near = near or did_you_mean(key, all_known)
     return SettingError(key, f"unknown key '{key}'{near}; known{f' under {parent}' if parent else ''}: {join(known)}")

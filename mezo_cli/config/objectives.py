@@ -16,6 +16,7 @@ class MlmConfig(ObjectiveConfig):
     """Settings of objective mlm."""
 
     implementation: ClassVar[str] = "mezo_cli.objectives.encoders:Mlm"
+    per_label: ClassVar[tuple[str, ...]] = ("task.label_words",)
 
     def conflicts(self, config: Config) -> Conflicts:
         """Reject a task without a template, too."""
@@ -35,6 +36,7 @@ class LmConfig(ObjectiveConfig):
     """Settings of objective lm."""
 
     implementation: ClassVar[str] = "mezo_cli.objectives.decoder:Lm"
+    per_label: ClassVar[tuple[str, ...]] = ("task.lm.label_words", "task.label_words")
     demonstrates: ClassVar[bool] = True
 
 
@@ -42,6 +44,7 @@ class ChoiceConfig(ObjectiveConfig):
     """Settings of objective choice."""
 
     implementation: ClassVar[str] = "mezo_cli.objectives.choice:Choice"
+    per_label: ClassVar[tuple[str, ...]] = ("task.choice.candidates",)
     needs_labels: ClassVar[bool] = False
     demonstrates: ClassVar[bool] = True
     metric_names: ClassVar[list[str]] = ["accuracy"]

@@ -62,6 +62,8 @@ def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
         except HydraException as error:
             name = re.split("[=@]", text.lstrip("~+"), maxsplit=1)[0]
             how = f"quote a value with special characters, '{name}=\"...\"'"
+            if text.count("[") > text.count("]"):  # the shell has split it at a space
+                how = f"quote a list with spaces for the shell, '{name}=[one, two]'"
             raise UserError(f"'{text}' cannot be read: {how}") from error
         if override.name.startswith("hydra"):
             _check_hydra(override)

@@ -6,8 +6,9 @@ A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base c
 the entry of its registry (optimizers.py, objectives.py, adapters.py, or a plug-in's).
 """
 
+import functools
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -45,7 +46,7 @@ class HubSource(Settings):
     name: Text | None = Field(None, description="its subset, e.g. `sst2`; null: none")
     revision: Text | None = Field(None, description="a branch, tag or commit; null: the newest")
     train: Text = Field("train", description="the split that is the source of train")
-    dev: Text | None = Field(None, description="the split that is dev; null: `data.dev_size` rows of train")
+    dev: Text | None = Field(None, description="the split that is dev; null: rows of train (`data.dev_size`)")
     test: str | None = Field("validation", description="the split that is test; null: there is none")
     labels: list[Entry] = Field([], description="its class names, in the order of `task.labels`, which are read too")
 
@@ -130,6 +131,21 @@ class TaskConfig(Settings):
     hub: HubSource = HubSource()
     files: FileSource = FileSource()
 
+    def lists(self, per_label: Iterable[str] = ()) -> dict[str, list[str]]:
+        """Return the lists of `per_label` keys and of other spellings, which go by the order of `labels`, by key."""
+        keys = (*per_label, "task.files.labels", "task.hub.labels")
+        return {key: functools.reduce(getattr, key.split(".")[1:], self) for key in keys}  # type: ignore[arg-type]
+
+    def reordered(self, per_label: Iterable[str] = ()) -> str:
+        """Return which lists to put into the order of `labels`, if a list of spellings has its names in another one."""
+        names = {label: i for i, label in enumerate(self.labels)}
+        lists = [each for each in self.lists().values() if len(each) == len(names)]
+        if not any(names.get(label, i) != i for each in lists for i, label in enumerate(each)):
+            return ""
+        every = self.lists(per_label).items()
+        wrong = [f"{key} [{', '.join(each)}]" for key, each in every if each and each != self.labels]
+        return f"put {' and '.join(wrong)} into the order of task.labels [{', '.join(self.labels)}]"
+
     @property
     def offered(self) -> str:
         """The objectives that the task has a prompt for, as the end of an error line; empty if there is none."""
@@ -144,6 +160,7 @@ class ObjectiveConfig(Settings):
 
     implementation: ClassVar[str]  # `module:Class` of the objective
     needs_labels: ClassVar[bool] = True  # whether label words or a head score the task's labels
+    per_label: ClassVar[tuple[str, ...]] = ()  # keys of the lists that have something for each label, in their order
     has_head: ClassVar[bool] = False  # whether a classification head scores them
     demonstrates: ClassVar[bool] = False  # whether rows may come after demonstrations
     differentiable_loss: ClassVar[str] = "cross_entropy"  # one that has a gradient, for the line that refuses another
@@ -319,8 +336,8 @@ class DataConfig(Settings):
     shots: Positive | None = Field(None, description="k rows per class for train and again for dev; null: all rows")
     seed: Seed | None = Field(None, description="the seed that rows are drawn with; null: the run's `seed`")
     train_size: Positive | None = Field(None, description="rows drawn for train from all classes together; null: all")
-    dev_size: Positive = Field(  # with train_size at most half, if there are too few for both
-        1000, description="rows of train, at most a tenth, that become dev unless the data have both dev and test"
+    dev_size: Positive | None = Field(  # null with train_size: 1000
+        None, description="rows of train, at most half, for dev if dev or test is missing; null: a tenth, max. 1000"
     )
     test_size: Positive | None = Field(
         None, description="the most rows of test, drawn; of data without one, rows held out. null: all, none"

@@ -129,10 +129,13 @@ def _task(config: Config) -> Conflicts:
         for name in names:
             if names.count(name) > 1:
                 yield key, f"{name} is named twice"
-    for source, labels in {"files": task.files.labels, "hub": task.hub.labels}.items():
-        if labels and task.labels and len(labels) != len(task.labels):
-            why = f"{source}.labels has {len(labels)} names for {len(task.labels)} labels"
-            yield f"task.{source}.labels", f"{why}: give one for each, in the order of the labels"
+    words, count = config.objective.per_label, len(task.labels)
+    if count and any(names and len(names) != count for names in task.lists().values()):
+        lists = task.lists(words).items()
+        wrong = [f"{key} has {len(names)}" for key, names in lists if names and len(names) != count]
+        yield "task.labels", f"{' and '.join(wrong)}: give {count}, one for each label, in the same order"
+    if words and (why := task.reordered(words)):
+        yield "task.labels", f"{join(words)} go by their order: {why}"
     if task.generate.system is not None and not task.generate.chat:
         yield "task.generate.system", "it is read with task.generate.chat=true only"
 

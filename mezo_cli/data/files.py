@@ -17,6 +17,7 @@ from mezo_cli.data.table import ABSENT, Table, csv_line, read_columns
 from mezo_cli.errors import UserError, join
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+SEPARATORS = {";": "semicolons", ",": "commas", "\t": "tabs"}
 _FIELD_LIMIT = min(sys.maxsize, 2**31 - 1)  # of the csv module, which counts in a C long
 
 
@@ -38,9 +39,19 @@ def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8 ({error.reason})") from None
-    if path.suffix == ".tsv":
-        return _tsv(path, text, task)
-    return _csv(path, text, task) if path.suffix == ".csv" else _json(path, text.removeprefix("\ufeff"))
+    if path.suffix in (".tsv", ".csv"):
+        _check_separator(path, text.removeprefix("\ufeff"), task)
+        return (_tsv if path.suffix == ".tsv" else _csv)(path, text, task)
+    return _json(path, text.removeprefix("\ufeff"), task)
+
+
+def _check_separator(path: Path, text: str, task: TaskConfig) -> None:
+    """Refuse a file whose first line is the task's columns between separators of another format."""
+    first, own = text.split("\n", 1)[0].rstrip("\r"), "," if path.suffix == ".csv" else "\t"
+    for mark, name in SEPARATORS.items() if own not in first else ():
+        names = [task.rename.get(word, word) for word in (field.strip(' "') for field in first.split(mark))]
+        if len(names) > 1 and ({*names} & {*read_columns(task)} or len(names) == len(task.files.columns)):
+            raise UserError(f"{path}:1: its fields are separated by {name}: a .csv needs commas, a .tsv tabs")
 
 
 def _tsv(path: Path, text: str, task: TaskConfig) -> Table:
@@ -102,7 +113,7 @@ def _check_count(location: str, count: int, columns: list[str]) -> None:
         raise UserError(f"{location}: damaged row: {fields}, expected {len(columns)} ({names})")
 
 
-def _json(path: Path, text: str) -> Table:
+def _json(path: Path, text: str, task: TaskConfig) -> Table:
     """Read one JSON object per line, where empty lines are skipped; or in a .json file an array of them."""
     has_lines = path.suffix != ".json" or not text.lstrip().startswith("[")
     rows, number = [], 1
@@ -115,13 +126,17 @@ def _json(path: Path, text: str) -> Table:
             rows = list(enumerate(json.loads(text, object_pairs_hook=_object), 1))
     except (ValueError, RecursionError) as error:  # ValueError: also an integer of more than 4,300 digits
         place, kind = (number, "object") if has_lines else (getattr(error, "lineno", 1), "array")
-        raise UserError(f"{path}:{place}: not a JSON {kind}: {error}") from None
+        needed = "" if kind == "array" else "; one object per row is needed, each in a line of its own"
+        raise UserError(f"{path}:{place}: not a JSON {kind}: {error}{needed}") from None
     columns: dict[str, None] = {}  # an ordered set: every key of any row
     for number, record in rows:
         if not isinstance(record, dict):
             location = f"{path}:{number}" if has_lines else f"{path} row {number}"
             raise UserError(f"{location}: damaged row: a JSON object is needed, not {type(record).__name__}")
         columns.update(dict.fromkeys(record))
+    if task.labels and len(rows) == 1 and all(isinstance(value, dict | list) for value in rows[0][1].values()):
+        why = "this is one object, of columns (pandas: to_json(FILE, orient='records'))"
+        raise UserError(f"{path}: one object per row is needed, and {why}")
     fields = [tuple(record.get(name, ABSENT) for name in columns) for _, record in rows]
     numbers = [number for number, _ in rows]
     return Table(path.name, str(path), ".jsonl", list(columns), fields, numbers, has_lines=has_lines)

@@ -13,7 +13,7 @@ from typing import Any
 from mezo_cli.config.schema import DataConfig, FilesConfig, TaskConfig
 from mezo_cli.console import is_live
 from mezo_cli.data import files
-from mezo_cli.data.table import Source, TaskRows, label_texts, read_columns, task_rows
+from mezo_cli.data.table import Source, TaskRows, has_no_label, label_texts, read_columns, task_rows
 from mezo_cli.errors import UserError, did_you_mean, first_line, join
 from mezo_cli.hub import hub_url, is_offline, is_reachable, not_cached, progress_bars, warn_of_cache
 
@@ -52,8 +52,8 @@ def open_source(task: TaskConfig, data: DataConfig) -> Source:
 def _open_demo(task: TaskConfig) -> Source:
     """Return the embedded rows: short movie reviews, or arithmetic problems for a task with a prompt and no columns."""
     solves = task.generate.prompt is not None and not task.columns
-    spellings = (task.labels, task.files.labels, task.hub.labels)
-    if not solves and (len(task.columns) != 1 or not any(tuple(labels) == DEMO_LABELS for labels in spellings)):
+    spellings = (task.labels, *task.lists().values())
+    if not solves and (len(task.columns) != 1 or not any({*labels} == {*DEMO_LABELS} for labels in spellings)):
         raise UserError(
             f"data=demo does not fit task '{task.name}': the demo data are movie reviews like SST-2, one sentence "
             f"labelled {join(DEMO_LABELS)}; use task=sst2 or task=demo-arithmetic, or data=files or data=hub"
@@ -118,8 +118,10 @@ def _open_test(paths: list[Path], task: TaskConfig, notes: list[str]) -> TaskRow
         return None
     if task.labels and table.rows:
         (column,) = table.find_columns(needed, task)
-        if set(label_texts(table, column)) == {"-1"}:
-            notes.append(f"{table.name} has the label -1 in every row: without labels it is no test set")
+        values = sorted(set(label_texts(table, column)))
+        if all(has_no_label(value, task) for value in values):
+            shown = " or ".join(value or "''" for value in values)
+            notes.append(f"{table.name} has the label {shown} in every row: without labels it is no test set")
             return None
     return task_rows(table, task)
 

@@ -25,6 +25,7 @@ from mezo_cli.runs.atomic import write_folder
 log = logging.getLogger("mezo")
 
 Row = TypeVar("Row")
+DEV_ROWS = 1000  # without `data.dev_size`; then, without `data.train_size`, also at most a tenth
 
 
 def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
@@ -78,7 +79,8 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
         test = official
         origin = official.table.name if official else "none"
         origin = origin if has_test or not official else f"{data.test_size} other rows of it"
-        notes.append(f"dev: {len(dev.labels)} rows held out of {whole.table.name}; test: {origin}")
+        fewer = f", not data.dev_size={data.dev_size}" if len(dev.labels) < (data.dev_size or 0) else ""
+        notes.append(f"dev: {len(dev.labels)} rows held out of {whole.table.name}{fewer}; test: {origin}")
     notes += _rare_classes(task, "train", train, data.shots)
     if test is not None and data.test_size is not None and has_test:  # permuted also where all are taken, as released
         count = len(test.labels)
@@ -166,16 +168,16 @@ def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
 def _train_and_dev(rows: TaskRows, data: DataConfig, seed: int) -> tuple[TaskRows, TaskRows]:
     """Draw train and dev from the same rows; with `data.train_size` as many as asked for, or all rows if too few.
 
-    Then dev has at most half of them, or with `data.as_released` all of its rows.
+    Where rows are too few, dev has at most half of them, or with `data.as_released` all of its rows.
     """
-    count, dev = len(rows.labels), data.dev_size
+    count, dev = len(rows.labels), data.dev_size or DEV_ROWS
     if data.train_size is not None:
         if count < data.train_size + dev and not data.as_released:
             dev = min(dev, max(count // 2, count - data.train_size))
         return _sample(rows, min(data.train_size, count - dev) if count > dev else data.train_size, dev, seed)
     if count < 2:
         raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
-    train, held_out = fewshot.hold_out(rows.labels, max(1, min(dev, count // 10)), seed)
+    train, held_out = fewshot.hold_out(rows.labels, max(1, min(dev, count // (2 if data.dev_size else 10))), seed)
     return rows.take(train), rows.take(held_out)
 
 

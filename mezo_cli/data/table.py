@@ -3,12 +3,15 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
-from mezo_cli.errors import UserError, did_you_mean, first_line, join
+from mezo_cli.errors import SHOWN_CHARACTERS, UserError, did_you_mean, first_line, join, shorten
 from mezo_cli.tasks.template import row_texts
 
 
@@ -20,6 +23,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
+NO_LABEL = frozenset({"", "-1", "?", "nan", "null", "none", "na", "n/a", "<na>"})  # notations of it, in lower case
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,9 @@ class Table:
         indices = [self.find_column(column, task.rename) for column in columns]
         if None in indices:
             missing = columns[indices.index(None)]
-            near = did_you_mean(missing, self.columns)
-            for separator, name in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
-                if len(self.columns) == 1 and missing in self.columns[0].split(separator):
-                    near = f" (its fields are separated by {name}: a .csv needs commas, a .tsv tabs)"
             raise UserError(
                 f"{self.path}: no column '{missing}', which task '{task.name}' reads; the columns are: "
-                f"{join(self.columns)}{near}{hint.format(missing)}"
+                f"{join(self.columns)}{did_you_mean(missing, self.columns)}{hint.format(missing)}"
             )
         if not self.rows:
             raise UserError(f"{self.path}: no rows")
@@ -209,11 +209,23 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
         if not values:
             raise UserError(f"{table.path}: no row has a label")
     known = _label_numbers(table, task, values)
-    numbers = sorted({(value, known[value]) for value in values if value.isdecimal()})
+    numbers = sorted({(value, i) for value, i in known.items() if plain_label(value).isdecimal()})
     if len(table.spelled_as) > 1 and numbers:  # numbers may follow another order than the task's
         read_as = join(f"{value} = {task.labels[i]}" for value, i in numbers if value != task.labels[i])
         notes.append(f"{table.name}: label numbers are read as {read_as}")
+    for column in text_columns if table.suffix == ".tsv" else ():
+        if _is_quoted(table.fields(i)[column] for i, row in enumerate(table.rows) if '"' in row):
+            why = "a .tsv has no quoting; save the file as .csv"
+            notes.append(
+                f"{table.name}: quotes around texts of column '{table.columns[column]}' are read as text: {why}"
+            )
     return TaskRows(table, text_columns, [known[value] for value in values], notes=notes)
+
+
+def _is_quoted(fields: Iterable[str]) -> bool:
+    """Return whether fields are quoted as in CSV: each with a quote is in quotes, and some quote inside is doubled."""
+    quoted = [field for field in fields if '"' in field]
+    return all(re.fullmatch('"([^"]|"")*"', field) for field in quoted) and any('""' in field[1:-1] for field in quoted)
 
 
 def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Example:
@@ -249,44 +261,53 @@ def label_texts(table: Table, column: int) -> list[str]:
     values = []
     for i, row in enumerate(table.rows):
         value = table.fields(i)[column]
-        if value is ABSENT or value is None:
-            raise UserError(f"{table.location(i, full=True)}: no label in column '{table.columns[column]}'")
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        text = value if isinstance(value, str) else "" if value is ABSENT else json.dumps(value, default=str)
         values.append(text.strip() if isinstance(row, str) else text)
     return values
 
 
-def _label_numbers(table: Table, task: TaskConfig, values: list[str]) -> dict[str, int]:
-    """Return spelling -> label index, from task.labels (which wins) and the spellings of this kind of source.
+def plain_label(text: str) -> str:
+    """Return a label in the one spelling of what formats write differently: `true` for True, `1` for 1.0."""
+    return text.lower() if text.lower() in ("true", "false") else re.sub(r"(?<=\d)\.0+$", "", text)
 
-    A list of another length does not belong to the user's `task.labels` and is ignored. One of the same length must
-    have the same order, or its numbers would silently mean other labels. `values` are the labels of the rows.
+
+def has_no_label(text: str, task: TaskConfig) -> bool:
+    """Return whether a row's label is one of the notations of having none, and no label of the task."""
+    spellings = chain(task.labels, *task.lists().values())
+    text = plain_label(text.strip()).lower()
+    return text in NO_LABEL and text not in {label.lower() for label in spellings}
+
+
+def _label_numbers(table: Table, task: TaskConfig, values: list[str]) -> dict[str, int]:
+    """Return label of a row -> its index, by name: from task.labels, and the spellings of this kind of source.
+
+    Spellings that are no names of task.labels go by its order; in a list of another length they are ignored. `values`
+    are the labels of the rows.
     """
-    known, given = {label: i for i, label in enumerate(task.labels)}, set(values)
-    lists = {"files": task.files.labels, "hub": task.hub.labels}
-    for key, spellings in lists.items():
-        swapped = [one for i, one in enumerate(spellings) if known.get(one, i) != i]
-        if swapped and len(spellings) == len(task.labels):
-            raise UserError(
-                f"task '{task.name}': task.labels and task.{key}.labels have '{swapped[0]}' at different positions; "
-                "give both in the same order"
-            )
-    for other in (lists[key] for key in table.spelled_as):
-        for i, label in enumerate(other if len(other) == len(task.labels) else ()):
+    known, given = {label: i for i, label in enumerate(task.labels)}, dict.fromkeys(values)
+    lists = {key: names for key, names in task.lists().items() if key.split(".")[1] in table.spelled_as}
+    for key, names in lists.items():
+        for i, label in enumerate(names if len(names) == len(task.labels) else ()):
+            if label in task.labels:
+                continue
+            if label in given and (why := task.reordered()):
+                raise UserError(f"{table.path}: label '{label}' is one of {key}, which go by their order: {why}")
             if known.setdefault(label, i) != i and label in given:
                 raise UserError(
-                    f"{table.path}: label '{label}' means '{task.labels[known[label]]}' in one of the task's lists and "
-                    f"'{task.labels[i]}' in another; write the labels as {join(task.labels)}"
+                    f"{table.path}: label '{label}' means '{task.labels[known[label]]}' by task.files.labels and "
+                    f"'{task.labels[i]}' by {key}; give both in the order of task.labels ({join(task.labels)})"
                 )
-    if given <= known.keys():
-        return known
-    i = next(i for i, value in enumerate(values) if value not in known)
-    if values[i] == "-1":
-        raise UserError(f"{table.location(i, full=True)}: label -1 marks a row without a label")
-    hint = ""
+    plain = {plain_label(label): i for label, i in known.items()}
+    found = {value: known.get(value, plain.get(plain_label(value), -1)) for value in given}
+    if -1 not in found.values():
+        return found
+    i = next(i for i, value in enumerate(values) if found[value] < 0)
+    where, shown, hint = table.location(i, full=True), shorten(values[i], SHOWN_CHARACTERS), ""
+    if has_no_label(values[i], task):
+        count, leave = sum(has_no_label(one, task) for one in values), f"task.skip_labels=[{json.dumps(values[i])}]"
+        why = f"{count} of {len(values)} rows are without a label; label them, or leave them out: {shlex.quote(leave)}"
+        raise UserError(f"{where}: no label in column '{task.label_column}' (it has {shown!r}); {why}")
     if table.default_columns and table.line_numbers[i] == 1:
         hint = f"; if line 1 is a header, it must name {join([*task.columns, task.label_column])}"
-    raise UserError(
-        f"{table.location(i, full=True)}: unknown label {values[i]!r} for task '{task.name}'; "
-        f"allowed: {join(known)}{did_you_mean(values[i], known)}{hint}"
-    )
+    hint = did_you_mean(shown, known) + hint
+    raise UserError(f"{where}: unknown label {shown!r} for task '{task.name}'; allowed: {join(known)}{hint}")

@@ -13,6 +13,7 @@ import torch
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, percent
 from mezo_cli.objectives.classification import Classification
+from mezo_cli.tasks.encoder import PROPOSE
 from mezo_cli.training.prepare import Prepared
 from mezo_cli.training.session import Session, not_finite_at_start
 
@@ -97,7 +98,7 @@ def _report_words(section: Section, session: Session, seen: Scores) -> None:
     total = float(probability[sorted(set(first))].sum())
     text = f"the label words have {percent(total)} of the probability there"
     advice = "the prompt does not ask for these words: choose words that the model itself writes there, or change"
-    section.judge("label_word_share", total < RARE, text, f"{advice} task.template", share=total)
+    section.judge("label_word_share", total < RARE, text, f"{advice} task.template; {PROPOSE}", share=total)
 
 
 def _show(session: Session, token: int) -> str:
@@ -136,7 +137,7 @@ def judge_scores(section: Section, names: list[str], seen: Scores, untrained: bo
         advice = "give more dev rows of every label, or more --seconds if dev has them"
     else:
         verdict, said = DOUBT, "the score hardly tells the labels apart"
-        advice = "try other words (task.label_words) or another prompt (task.template): these say little about a row"
+        advice = f"try other words (task.label_words; {PROPOSE}) or another prompt (task.template)"
     text = f"{said}: AUC {value:.2f} (0.5 is chance, +-{2 * error:.2f} for {len(labels):,} rows)"
     section.add(verdict, "auc", text, advice, auc=value, chance_error=error, rows=len(labels))
 

@@ -93,12 +93,15 @@ class LoadedModel:
     new_head: str = ""
 
 
-def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed: int) -> LoadedModel:
+def load(
+    config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed: int, *spellings: Sequence[str]
+) -> LoadedModel:
     """Load the tokenizer and the model of a checkpoint.
 
     Args:
         labels: the classes of a classification head, in the task's order.
         seed: draws a new classification head.
+        spellings: lists of other names of the classes, in this order.
     """
     device = pick_device(config.device)
     if config.stream and (device.type != "cpu" or not hasattr(os, "posix_fadvise")):
@@ -129,7 +132,7 @@ def load(config: ModelConfig, model_kind: ModelKind, labels: Sequence[str], seed
     check_stored(files, report["unexpected_keys"], model, config.path)
     fresh, new_head = _check_missing(report, model, model_kind, config.path)
     if model_kind.has_classifier:
-        _name_classes(model, stored, labels, fresh, config.path)
+        _name_classes(model, stored, [labels, *spellings], fresh, config.path)
     tokenizer.model_max_length = _max_length(tokenizer, model.config, model_kind, config.path, model)
     if config.tie_embeddings is False and not model_kind.has_classifier:
         untie(model)
@@ -270,17 +273,27 @@ def _check_missing(report: Any, model: Any, model_kind: ModelKind, path: str) ->
     raise UserError(f"model.path={path}: the checkpoint lacks {len(missing)} tensors, first {first}")
 
 
-def _name_classes(model: Any, stored: Any, labels: Sequence[str], fresh: list[str], path: str) -> None:
-    """Write the task's class names to the model's config; refuse a trained head that has them in another order."""
-    known = [str(stored.id2label[i]) for i in sorted(stored.id2label)]
-    trained = all("pooler" in key for key in fresh)
-    if trained and [k.casefold() for k in known] != [name.casefold() for name in labels]:
-        if {k.casefold() for k in known} == {name.casefold() for name in labels}:
-            raise UserError(
-                f"model.path={path}: its classes are in the order {join(known)}, the task's are {join(labels)}; "
-                "put task.labels in the checkpoint's order"
-            )
-        log.warning("the checkpoint's classes (%s) are taken as %s, in this order", join(known), join(labels))
+def label_layer(model: Any) -> nn.Linear | None:
+    """Return the last linear layer over the labels: of a head that an adapter has copied, the copy."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return next((layer for layer in reversed(linear) if layer.out_features == model.config.num_labels), None)
+
+
+def _name_classes(model: Any, stored: Any, lists: Sequence[Sequence[str]], fresh: list[str], path: str) -> None:
+    """Put a trained head's classes into the order of the first list by name, and write that to the model's config."""
+    known, labels = [str(stored.id2label[i]) for i in sorted(stored.id2label)], lists[0]
+    numbers = {name.casefold(): i for i, name in enumerate(known)}
+    orders = ([numbers.get(name.casefold(), -1) for name in names] for names in lists)
+    order = next((order for order in orders if sorted(order) == [*range(len(labels))]), None)
+    if all("pooler" in key for key in fresh) and order != sorted(order or ()):
+        layer, said = label_layer(model), f"the checkpoint's classes ({join(known)}) are"
+        if order is not None and layer is None:
+            raise UserError(f"model.path={path}: {said} not in the order {join(labels)}, and no linear layer has them")
+        for tensor in (layer.weight, layer.bias) if order is not None and layer is not None else ():
+            if tensor is not None:
+                tensor.data = tensor.data[order]
+        how = "taken as" if order is None else "matched by name with"
+        log.warning("%s %s %s, in this order", said, how, join(labels))
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 

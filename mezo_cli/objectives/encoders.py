@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import MASKED_LM, SEQUENCE_CLASSIFIER, LoadedModel
+from mezo_cli.models.loading import label_layer
 from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch, collate
@@ -197,10 +198,7 @@ class Cls(_Encoder):
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        # The linear layers over the labels; of a head that an adapter has copied, the copy is the last.
-        linear = [module for module in loaded.model.modules() if isinstance(module, nn.Linear)]
-        layers = [layer for layer in linear if layer.out_features == loaded.model.config.num_labels]
-        self._label_layer = layers[-1] if layers else None
+        self._label_layer = label_layer(loaded.model)
         if self._label_layer is not None:
             forward.unpatch(self._label_layer)
             self._label_layer.forward = self._score_labels  # type: ignore[method-assign,assignment]

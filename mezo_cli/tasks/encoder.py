@@ -19,6 +19,8 @@ UNBOUNDED = 1 << 30  # tokens: no row is as long
 _NO_LIMIT = 1_000_000  # transformers writes a huge model_max_length where it knows no limit
 
 
+PROPOSE = "`mezo data --words` with the same settings proposes words"
+
 Row = TypeVar("Row")  # what an encoder makes of a row
 Ids = TypeVar("Ids", int, list[int])
 
@@ -184,6 +186,10 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
             )
         self.label_words, self.label_ids, self.keeps_mask = list(label_words), list[Any](), False
 
+    def whole_words(self) -> dict[str, int]:
+        """Return the words that are one token where a label word stands, and the token."""
+        return whole_words(self.tokenizer)
+
     def encode_to_fit(self, examples: Sequence[Example]) -> tuple[list[TokenizedExample], list[bool]]:
         """Encode rows, in order, cut as by `encode_all` but with their masks; return for each whether it was cut."""
         keeping = copy.copy(self)
@@ -213,6 +219,14 @@ def label_words_to_ids(task: TaskConfig, words: Sequence[str], key: str, find: C
             )
         found.append(ids)
     return found
+
+
+def whole_words(tokenizer: Tokenizer, before: str = " ", start: Sequence[int] = ()) -> dict[str, int]:
+    """Return the words of two letters or more that are one token after a text, and the token; `start` is the text's."""
+    texts = (text.strip() for text in tokenizer.batch_decode([[token] for token in range(len(tokenizer))]))
+    words = [text for text in dict.fromkeys(texts) if len(text) > 1 and text.isalpha()]
+    all_ids = tokenize([before + word for word in words], tokenizer)
+    return {word: ids[-1] for word, ids in zip(words, all_ids, strict=True) if ids[:-1] == [*start]}
 
 
 def max_row_length(tokenizer: Tokenizer, wanted: int) -> int:

@@ -75,6 +75,11 @@ class LmEncoder(ClassificationEncoder):
         """Return the text of a label's word after the prompt, with its leading space where it has one."""
         return self._space + self.label_words[index]
 
+    def whole_words(self) -> dict[str, int]:
+        """Return the words that are one token after a prompt, and the token."""
+        before = self.prompt(["a"] * len(self.task.columns)) + self._space
+        return encoder.whole_words(self.tokenizer, before, self._prompt_ids)
+
     def decode(self, row: TokenizedExample) -> str:
         """Return the prompt as the model sees it, in one line: a line end is shown as \\n."""
         return super().decode(row).replace("\n", "\\n")
@@ -109,7 +114,9 @@ class LmEncoder(ClassificationEncoder):
             encoding = backend.encode(prompt + self.continuation(index), add_special_tokens=False)
         word = [token for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if end > len(prompt)]
         if not self.label_words[index].strip() or not word or self.tokenizer.unk_token_id in word:
-            raise UserError(f"{which} is not a word of {describe_tokenizer(self.tokenizer)}; choose another")
+            raise UserError(
+                f"{which} is not a word of {describe_tokenizer(self.tokenizer)}; choose another: {encoder.PROPOSE}"
+            )
         start = encoding.offsets[len(encoding.ids) - len(word)][0]
         prompt_ids = encoding.ids[: -len(word)]
         if index == 0:

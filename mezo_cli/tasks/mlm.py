@@ -131,7 +131,7 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
         tokens = join(map(repr, tokenizer.convert_ids_to_tokens(ids))) or "none"
         if len(ids) != 1 or not word.strip():
             why = f"is not one token of {describe_tokenizer(tokenizer)} but {len(ids)}: {tokens}; choose another word"
-            raise UserError(f"{which} {why}")
+            raise UserError(f"{which} {why}: {encoder.PROPOSE}")
         if ids[0] in (tokenizer.unk_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id):
             why = f"becomes {tokens} in {describe_tokenizer(tokenizer)}, which is not a word; choose another"
             raise UserError(f"{which} {why}")

@@ -145,7 +145,8 @@ def load_session(
     with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
         objective_class = OBJECTIVES.implementation(config.objective.name)
         model_kind = objective_class.model_kind
-        loaded = models.load(source, model_kind, config.task.labels, config.seed)
+        spellings = [] if config.task.reordered() else config.task.lists().values()
+        loaded = models.load(source, model_kind, config.task.labels, config.seed, *spellings)
         if loaded.new_head and checkpoint is None and not restores:
             log.warning("a new classification head, drawn from the seed: %s", loaded.new_head)
         if config.init == "linear_probe" and not model_kind.has_classifier and full:

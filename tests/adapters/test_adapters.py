@@ -280,6 +280,13 @@ def test_an_unsupported_family_is_refused_in_one_line(movies: Path, tmp_path: Pa
     assert mezo("train", *small(folder, movies, tmp_path / "lora", "peft=lora", "steps=1")).code == 0
 
 
+def test_a_family_of_other_matrices_is_told_of_the_targets_that_it_has(roberta: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("mezo_cli.adapters.methods.QUERY_VALUE", ())
+    with pytest.raises(UserError, match=r"query_value does not support; use peft\.targets=attention_feed_forward$"):
+        ready(roberta, "peft=lora")
+    assert ready(roberta, "peft=lora", "peft.targets=attention_feed_forward").params.tensors
+
+
 def test_a_prefix_that_leaves_no_tokens_for_the_text_is_refused(roberta: Path) -> None:
     most = ready(roberta).loaded.tokenizer.model_max_length
     with pytest.raises(UserError, match=rf"peft.length={most}: .* takes {most} tokens"):

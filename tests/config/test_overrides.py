@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.overrides import parse, quote
+from mezo_cli.config.explain import OTHER_NAMES, key_owners
+from mezo_cli.config.overrides import HYDRA_DIRS, parse, quote
 from tests.config.refused import error_of
 
 pytestmark = pytest.mark.usefixtures("composing_all")
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("composing_all")
     ("word", "parts"),
     [
         ("nosuch=1", ["unknown key 'nosuch'", "known: task, objective"]),
-        ("lr=1e-3", ["unknown key 'lr'", "(did you mean 'optimizer.lr'?)"]),
+        ("r=8", ["unknown key 'r'", "(did you mean 'peft.r'?)"]),
         ("optimizer.ep=1", ["'optimizer.ep'", "(did you mean 'optimizer.eps'?)", "known under optimizer"]),
         ("steps.more=1", ["steps={more: 1}: allowed is a whole number"]),
         ("task=sst3", ["task=sst3: no such task", "(did you mean 'sst5'?)", "allowed: boolq, cb, cola, "]),
@@ -25,12 +26,20 @@ pytestmark = pytest.mark.usefixtures("composing_all")
         ("logger.names=[wandb,wandb]", ["wandb is named twice"]),
         ("logger=[wandb,trakio]", ["logger.names=trakio", "(did you mean 'trackio'?)"]),
         ("steps=1.5", ["steps=1.5: allowed is a whole number"]),
-        ("steps=1e3", ["steps=1000.0: allowed is a whole number"]),
+        (f"steps={'9a' * 99}", [f"steps={'9a' * 20} [...] {'9a' * 20}: allowed is a whole number"]),
         ("steps=99999999999", ["out of range", "at most 4294967295"]),
         ("optimizer.lr=fast", ["optimizer.lr=fast: allowed is a finite number"]),
         ("model.path=", ["model.path is empty"]),
         ("model.revision=1e10", ["quote it"]),
-        ("task.label_words=great", ["expected a list"]),
+        ("task.label_words=great", ["expected a list, e.g. 'task.label_words=[one,two]'"]),
+        ("task.label_words=good,bad", ["add -m to sweep over them, or write 'task.label_words=[good,bad]' for a list"]),
+        ("task.label_words=[good,", ["quote a list with spaces for the shell, 'task.label_words=[one, two]'"]),
+        ("logger=none,wandb", ["or write 'logger=[none,wandb]' for a list"]),
+        ("task.labels=[a,b,c]", ["task.label_words has 2 and task.files.labels has 2 and task.hub.labels has 2: giv"]),
+        (
+            "task.labels=[positive,negative]",
+            ["put task.label_words [terrible, great] and task.files.labels [0, 1] and"],
+        ),
         ("task.label_words=[Yes,true]", ["boolean True", "quote the word"]),
         ("task.labels=[a,[b]]", ["expected a text"]),
         ("task.hub=null", ["expected a group of keys"]),
@@ -52,6 +61,25 @@ def test_an_override_that_is_not_valid_is_one_line(word: str, parts: list[str]) 
     line = error_of(word)
     for part in parts:
         assert part in line
+
+
+@pytest.mark.parametrize("name", [name for name in OTHER_NAMES if " " not in name])
+@pytest.mark.parametrize("group", ["", "data.", "train."])
+def test_the_names_of_other_programs_are_answered(name: str, group: str) -> None:
+    """Each answer is a sentence, or a key that takes a value."""
+    key, line = OTHER_NAMES[name], error_of(f"{group}{name}=1")
+    assert line == f"unknown key '{group}{name}': {key if ' ' in key else f'give {key}=...'}"
+    assert " " in key or key in key_owners() or key in HYDRA_DIRS
+
+
+def test_a_number_with_an_exponent_is_a_whole_number() -> None:
+    assert build_config(["steps=1e3"]).steps == 1000
+
+
+def test_labels_in_a_new_order_need_every_list_that_goes_by_it() -> None:
+    words = ["objective=cls", "task.labels=[positive,negative]", "task.hub.labels=[positive,negative]"]
+    assert error_of(*words) == "task.labels has a new order: put task.files.labels [0, 1] into it, too"
+    assert build_config([*words, "task.files.labels=['1','0']"]).task.files.labels == ["1", "0"]
 
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)

@@ -166,9 +166,12 @@ def test_rows_without_an_agreed_label_are_left_out_only_if_the_task_says_so(tmp_
         ("sentence\tlabel\na\t0\nb\t1\tc\n", ["train.tsv:3", "3 fields, expected 2"]),
         ("text\tlabel\na\t0\n", ["train.tsv: no column 'sentence'", "text, label", "task.rename"]),
         ("sentence,label\na,0\n", ["its fields are separated by commas: a .csv needs commas, a .tsv tabs"]),
+        ('"sentence";"label"\n"a, b";0\n', ["train.tsv:1: its fields are separated by semicolons"]),
         ("sentence\tlabel\tlabel\na\t0\t0\n", ["'label' occurs 2 times"]),
         ("sentence\tlabel\na\t0\nb\tpositiv\n", ["train.tsv:3", "'positiv'", "negative, positive", "mean 'positive'"]),
-        ("sentence\tlabel\na\t0\nb\t-1\n", ["train.tsv:3", "-1", "without a label"]),
+        ("sentence\tlabel\na\t0\nb\t-1\n", ["train.tsv:3", "-1", "1 of 2 rows are without a label"]),
+        ("sentence\tlabel\na\t0\nb\tNaN\n", ["tsv:3: no label", "leave them out: 'task.skip_labels=[\"NaN\"]'"]),
+        (f"sentence\tlabel\na\t0\nb\t{'x' * 99}\n", [f"unknown label '{'x' * 40} [...] {'x' * 40}' for"]),
         ("sentence\tlabel\n", ["train.tsv: no rows"]),
         ("", ["train.tsv: empty file"]),
         ("sentence\tlabel\na\t0\n", ["train.tsv: 1 row", "at least 2"]),
@@ -193,6 +196,9 @@ def test_a_damaged_row_is_found_even_if_it_is_not_drawn(shots: int | None, tmp_p
     [
         (".csv", "\ufeff", ["train.csv: empty file"]),
         (".csv", "0,a\n1,b,c\n", ["train.csv:2", "3 fields"]),
+        (".csv", "text;label\na, b;0\n", ["train.csv:1: its fields are separated by semicolons"]),
+        (".csv", '4;"ok"\n', ["train.csv:1: its fields are separated by semicolons"]),
+        (".csv", "text,label\na,0\nb,\n", ["train.csv:3: no label", "1 of 2 rows"]),
         (".csv", '0,"a\nb"\n1,"open\n', ["train.csv:3", "quoting"]),
         (".csv", '0,"a\nb"\n7,c\n', ["train.csv:3", "'7'", "very negative"]),
         (".csv", "review,stars\nok,4\n", ["train.csv:1", "if line 1 is a header, it must name text, label"]),
@@ -208,6 +214,8 @@ def test_a_damaged_row_is_found_even_if_it_is_not_drawn(shots: int | None, tmp_p
         (".jsonl", f'{{"text": "a", "label": {"1" * 5000}}}', ["train.jsonl:1: not a JSON object"]),
         (".json", f'[{{"text": "a", "label": {"1" * 5000}}}]', ["train.json:1: not a JSON array"]),
         (".json", "[1, 2]", ["train.json row 1", "int"]),
+        (".json", '{"text": {"0": "a"}, "label": {"0": 1}}', ["train.json: one object per row is needed", "records"]),
+        (".json", '{\n"text": ["a"]}', ["train.json:1: not a JSON object", "one object per row is needed"]),
         (".json", '[{"text": "a"},\n {"text": ]', ["train.json:2"]),
         (".parquet", "PAR1 no", ["train.parquet", "Parquet"]),
     ],
@@ -219,7 +227,7 @@ def test_errors_in_other_formats(suffix: str, train: str, parts: list[str], tmp_
 def test_a_label_with_two_meanings_is_refused(tmp_path: Path) -> None:
     task = SST2.replace(hub=SST2.hub.replace(labels=["1", "0"]))
     path = write_jsonl(tmp_path / "a.jsonl", [{"sentence": "a", "label": label} for label in (0, 1)])
-    error_line(task, path, "label '1' means 'positive' in one", "'negative' in another")
+    error_line(task, path, "label '1' means 'positive' by task.files.labels and 'negative' by task.hub.labels")
     named = write_jsonl(tmp_path / "b.jsonl", [{"sentence": "a", "label": label} for label in SST2.labels])
     assert [e.label for e in all_rows(load(task, files_config(named), 1))] == [0, 1]
 
@@ -231,9 +239,41 @@ def test_the_spelling_of_files_wins_in_a_glue_folder(tmp_path: Path) -> None:
     assert [e.label for e in all_rows(load(task, files_config(path), 1))] == [1, 0, 1]
 
 
-def test_labels_in_another_order_are_refused_if_numbers_would_change_their_meaning(tmp_path: Path) -> None:
+def test_labels_in_another_order_are_read_by_name_and_a_line_names_the_lists_that_go_by_it(tmp_path: Path) -> None:
+    """Named labels need no order. What 0 and 1 mean is asked, and the answer of the line gives the right labels."""
+    turned = SST2.replace(labels=["positive", "negative"])
+    named = write_jsonl(tmp_path / "b.jsonl", [{"sentence": "a", "label": label} for label in SST2.labels])
+    assert [e.label for e in all_rows(load(turned, files_config(named), 1))] == [1, 0]
     path = write_tsv(tmp_path / "a.tsv", HEADER, sst2_rows(4))
-    error_line(SST2.replace(labels=["positive", "negative"]), path, "task.hub.labels", "'negative'", "same order")
+    lists = "put task.files.labels [0, 1] and task.hub.labels [negative, positive] into the order of task.labels"
+    error_line(turned, path, "label '0' is one of task.files.labels", lists)
+    as_told = {"files": SST2.files.replace(labels=["1", "0"]), "hub": SST2.hub.replace(labels=turned.labels)}
+    assert [e.label for e in all_rows(load(turned.replace(**as_told), files_config(path), 1))] == [1, 0, 1, 0]
+
+
+def test_booleans_and_whole_floats_are_the_same_labels_in_all_formats(tmp_path: Path) -> None:
+    task = SST2.replace(files=SST2.files.replace(labels=["False", "True"]))
+    write_jsonl(tmp_path / "train.jsonl", [{"sentence": f"s{i}", "label": bool(i % 2)} for i in range(4)])
+    (tmp_path / "dev.csv").write_text("sentence,label\na,True\nb,FALSE\n")
+    (tmp_path / "test.csv").write_text("sentence,label\na,true\n")
+    loaded = load(task, files_config(tmp_path), 1)
+    assert [[e.label for e in rows or ()] for rows in (loaded.train, loaded.dev, loaded.test)] == [
+        [0, 1, 0, 1],
+        [1, 0],
+        [1],
+    ]
+    floats = write_jsonl(tmp_path / "f.jsonl", [{"sentence": "a", "label": float(i)} for i in range(2)])
+    assert [e.label for e in all_rows(load(SST2, files_config(floats), 1))] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("one", "noted"), [('"He said ""no"" and left"', True), ('"quoted"', False), ('"a" and ""b"" "', False)]
+)
+def test_a_note_says_that_a_tsv_has_quotes_in_it(one: str, noted: bool, tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "a.tsv", HEADER, [[one, "0"], ["plain", "1"]])
+    splits = load(SST2, files_config(path), 42)
+    assert one in {row.texts[0] for row in all_rows(splits)}
+    assert any("are read as text: a .tsv has no quoting" in note for note in splits.notes) is noted
 
 
 def test_other_label_lists_are_ignored_if_the_user_gives_labels(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Finding the files of a task in `data.dir`, which rows become train, dev and test, and the data fingerprint."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def test_full_data_holds_out_dev_and_tests_on_the_official_dev_set(glue: Path) -
     assert words(splits.test) == {"dev"}
     assert not {e.where for e in splits.train} & {e.where for e in splits.dev}
     assert any("test.tsv has no column 'label'" in note for note in splits.notes)
-    assert len(load(SST2, files_config(glue, dev_size=4), 42).dev) == 4
+    for size, rows in ((4, 4), (30, 30), (70, 50)):
+        assert len(load(SST2, files_config(glue, dev_size=size), 42).dev) == rows
     assert load(SST2, files_config(glue), 43).dev != splits.dev
     assert load(SST2, files_config(glue), 42) == load(SST2, files_config(glue.parent), 42) == splits
 
@@ -204,14 +206,19 @@ def test_a_prepared_folder_is_used_as_it_is(tmp_path: Path) -> None:
     assert load(SST2, files_config(tmp_path), 2) == splits
 
 
-def test_validation_is_another_name_of_dev_and_minus_one_marks_no_test_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", [-1, -1.0, None, math.nan, "", "?", "N/A"])
+def test_validation_is_another_name_of_dev_and_no_label_in_any_row_is_no_test_set(label: Any, tmp_path: Path) -> None:
     write_numbered(tmp_path, train=20, validation=8)
-    write_jsonl(tmp_path / "test.jsonl", [{"sentence": "test", "label": -1}] * 9)
+    write_jsonl(tmp_path / "test.jsonl", [{"sentence": "test", "label": label}] * 9)
     splits = load(SST2, files_config(tmp_path), 42)
     assert words(splits.test) == {"validation"}
-    assert any("-1 in every row" in note for note in splits.notes)
-    write_jsonl(tmp_path / "test.jsonl", [{"sentence": f"test {i}", "label": i - 1} for i in range(3)])
-    refused(r"test.jsonl:1: label -1", tmp_path)
+    assert any("in every row: without labels it is no test set" in note for note in splits.notes)
+    write_jsonl(tmp_path / "test.jsonl", [{"sentence": "test", "label": one} for one in (0, label, 1)])
+    refused(r"test.jsonl:2: no label .*; 1 of 3 rows are without a label", tmp_path)
+    own = SST2.replace(labels=["none", "some"], files=SST2.files.replace(labels=[]), hub=HubSource())
+    write_jsonl(tmp_path / "a.jsonl", [{"sentence": "a", "label": one} for one in own.labels])
+    loaded = load(own, files_config(tmp_path / "a.jsonl"), 1)
+    assert {row.label for row in [*loaded.train, *loaded.dev]} == {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ def test_a_biased_but_informative_prompt_is_told_from_a_useless_one_and_from_rev
     section = Section("label words")
     label_words.judge_scores(section, NAMES, Scores(LABELS, INFORMATIVE[:, ::-1]), False)
     assert "the wrong way round" in section.findings[-1].text
+    label_words.judge_scores(section, NAMES, Scores(LABELS, RANDOM.randn(80, 2)), False)
+    assert "`mezo data --words`" in section.findings[-1].advice
 
 
 def test_a_high_auc_of_two_rows_of_a_label_is_too_few_rows_to_tell() -> None:

@@ -132,12 +132,21 @@ def test_a_head_of_another_size_is_replaced_with_a_warning(tmp_path: Path, caplo
     assert "classifier.out_proj.weight: [2, 32] in the checkpoint, [3, 32] here" in three.new_head
 
 
-def test_classes_in_another_order_are_refused(tmp_path: Path) -> None:
-    folder = tiny.roberta(tmp_path, head="cls")
-    change_json(folder / "config.json", id2label={"0": "POSITIVE", "1": "NEGATIVE"})
-    error_line(folder, "its classes are in the order POSITIVE, NEGATIVE, the task's are negative, positive", "cls")
+def test_classes_in_another_order_are_matched_by_name(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+    """By the task's names or its other spellings of them; case does not count."""
+    monkeypatch.setattr(logging.getLogger("mezo"), "propagate", True)
+    folder, name = tiny.roberta(tmp_path, head="cls"), "classifier.out_proj.weight"
     change_json(folder / "config.json", id2label={"0": "Negative", "1": "Positive"})
-    assert load(folder, "cls").fresh == []
+    rows = load(folder, "cls").model.get_parameter(name)
+    for spelled in (["Positive", "NEGATIVE"], ["1", "0"]):
+        change_json(folder / "config.json", id2label=dict(enumerate(spelled)))
+        spellings = [["0", "1"]] if spelled == ["1", "0"] else []
+        loaded = models.load(
+            ModelConfig(name="tiny", path=str(folder), device="cpu"), models.SEQUENCE_CLASSIFIER, LABELS, 0, *spellings
+        )
+        assert torch.equal(loaded.model.get_parameter(name), rows.flip(0))
+        assert loaded.model.config.id2label == {0: "negative", 1: "positive"}
+        assert f"({', '.join(spelled)}) are matched by name with negative, positive" in caplog.text
 
 
 # --- pickles and code ---
