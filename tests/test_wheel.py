@@ -1,14 +1,27 @@
 """The wheel holds the configs and the demo, and works from any folder."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_sdist_has_what_the_makefile_needs() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
+        "include"
+    ]
+    needed = re.findall(r"constraints[\w-]*\.txt|scripts/[\w/]+\.py", (ROOT / "Makefile").read_text())
+    tops = {f"/{Path(name).parts[0]}" for name in needed} | {f"/{path.name}" for path in ROOT.glob("*.txt")}
+    assert {"/scripts", "/constraints-engine.txt", "/constraints.txt"} <= tops
+    assert [top for top in tops if not any(fnmatch(top, pattern) for pattern in patterns)] == []
 
 
 @pytest.fixture(scope="module")

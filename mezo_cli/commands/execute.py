@@ -40,9 +40,10 @@ def execute(
         import_torch()
         from mezo_cli.training import loop, rate  # they import torch
 
+        before = 0.0
         if config.optimizer.picks_rate:
-            config = rate.with_chosen_rate(config, run)
-        summary = loop.train(config, run, console)
+            config, before = rate.with_chosen_rate(config, run)
+        summary = loop.train(config, run, console, before)
         if run.writes:
             _log_results(run, summary, config)
     return summary

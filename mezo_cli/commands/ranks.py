@@ -40,13 +40,13 @@ def check_shareable(config: Config, size: int) -> None:
     if config.model.stream:
         raise UserError(f"model.stream=true: {size} ranks were started, and each would read the layers; use false")
     split = config.distributed.split
-    directions = "1 direction" if chosen.directions == 1 else f"{chosen.directions} directions"
-    if split == "directions" and chosen.directions < size:
+    directions = "1 direction" if chosen.points == 1 else f"{chosen.points} directions"
+    if split == "directions" and chosen.points < size:
         raise UserError(
             f"distributed.split=directions: a step has {directions}, fewer than {size} ranks; "
             "start fewer, or use distributed.split=rows"
         )
-    by_rows = split == "rows" or chosen.directions < size
+    by_rows = split == "rows" or chosen.points < size
     if by_rows and config.objective.loss == "reward":
         raise UserError(
             f"objective.loss={config.objective.loss}: a step has {directions}, fewer than {size} ranks, which share "

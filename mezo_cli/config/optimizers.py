@@ -71,8 +71,18 @@ class PerturbationConfig(OptimizerConfig):
 
     @property
     def directions(self) -> int:
-        """The most directions of a step: a record of the trajectory has a scalar for each."""
+        """The most directions of a step: it draws so many z."""
         raise NotImplementedError
+
+    @property
+    def scalars(self) -> int:
+        """The most scalars that a record of the trajectory has of a step: one per direction."""
+        return self.directions
+
+    @property
+    def points(self) -> int:
+        """The most points of a step, which ranks share: it computes the losses of both signs at each direction."""
+        return self.directions
 
 
 class ZerothOrderConfig(PerturbationConfig):
@@ -187,9 +197,14 @@ class HizooConfig(ZerothOrderConfig):
     alpha: Number = Field(1e-6, ge=0.0, lt=1.0, description="weight of a step's curvature in the Hessian's estimate")
 
     @property
-    def directions(self) -> int:
-        """Two scalars per sample: g and the curvature."""
+    def scalars(self) -> int:
+        """Two per direction: g and the curvature."""
         return 2 * self.samples
+
+    @property
+    def points(self) -> int:
+        """The directions, and theta."""
+        return self.samples + 1
 
     def count_forwards(self, steps: int, total: int) -> dict[str, int]:
         """Return those of MeZO, and one at theta."""

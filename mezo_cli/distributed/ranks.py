@@ -61,7 +61,7 @@ class Ranks:
         import torch.distributed as dist
 
         self.timeout = config.distributed.timeout
-        by_samples = "directions" if getattr(config.optimizer, "directions", 1) >= self.size else "rows"
+        by_samples = "directions" if getattr(config.optimizer, "points", 1) >= self.size else "rows"
         self.split = config.distributed.split or by_samples
         if not dist.is_initialized():
             own: dict[str, Any] = {"rank": self.rank, "world_size": self.size, "store": self._store}

@@ -108,7 +108,7 @@ class ReplayableOptimizer(BaseOptimizer, Protocol):
     replayable: ClassVar[Literal[True]] = True
 
     def samples(self, step: int) -> int:
-        """Return the number of scalars that step `step` records: at most `directions` of the settings."""
+        """Return the number of scalars that step `step` records: at most `scalars` of the settings."""
 
     def shown(self, step: int) -> int:
         """Return how many of these scalars, the first ones, are `scalar`: of them are statistics. By default all."""

@@ -13,8 +13,9 @@ nothing and defers its decay. The next step with a g that is not 0 applies the d
 
     theta <- theta - D theta + c z,   D = 1 - prod_i (1 - lr_i wd)
 
-D is a function of the records alone (perturb/params.py). What is deferred when a run ends is not applied; if the run is
-resumed with more steps, their first g that is not 0 applies it.
+D is a function of the records alone (perturb/params.py). A curvature of HiZOO that is not 0 counts as a g: the decay
+then acts at once, though no c z carries it. What is deferred when a run ends is not applied; if the run is resumed with
+more steps, their first g that is not 0 applies it.
 
 `clip_g` bounds each |g| (`Clip`). A step costs 2 n_t forwards with perturbed weights, and one pass over theta that
 draws z n_t times. Other updates than this SGD are in update.py, other estimates in hizoo.py, lozo.py and es.py.

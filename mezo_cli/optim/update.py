@@ -214,7 +214,7 @@ class Momentum(BlockUpdate):
         m_t = momentum m_(t-1) + G_t,   theta <- (1 - lr wd) theta - lr m_t
 
     This is torch.optim.SGD with g z as the gradient, except for the weight decay: it acts on theta, not on m, so that m
-    follows from the scalars of the trajectory alone. It also acts where m moves theta in a step whose g are all 0.
+    follows from the scalars of the trajectory alone. A step whose g are all 0 defers it, although m moves theta.
 
     m is a buffer of theta's size; z is drawn once per step and sample, as MeZO does. The checkpoint `last` stores m.
     Where it is not at hand, m is rebuilt from all steps before: one draw of z each and no forward.

@@ -38,7 +38,7 @@ class WeightDecay:
 
     Decay is theta - d theta + c z, d = 1 - decay, computed in float64 and rounded once. theta - d theta alone, rounded
     to float32, would be theta again for d below 3e-8, and MeZO's lr wd often is. c z is larger than what is rounded
-    away, and differs from step to step: in the mean over the steps nothing is lost. A step whose projected gradients
+    away, and differs from step to step: in the mean over the steps nothing is lost. A step whose recorded scalars
     are all 0 has no c z, so its decay is deferred: the next step that has some applies that of all steps since the
     last one.
 
@@ -54,7 +54,7 @@ class WeightDecay:
 
         Args:
             decay: the step's own, e.g. 1 - lr weight_decay.
-            moves: whether a projected gradient of the step is not 0.
+            moves: whether a recorded scalar of the step is not 0.
         """
         decay *= self.deferred
         self.deferred = 1.0 if moves else decay

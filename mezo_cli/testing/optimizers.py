@@ -257,10 +257,11 @@ class Conformance:
             optimizer = self.optimizer_class(config, 1, STEPS)
             if not optimizer.replayable or not isinstance(config, PerturbationConfig):
                 pytest.skip("it leaves no trajectory, or has no weight decay")
-            n = zeroth_order(config).directions
+            n, shown = zeroth_order(config).scalars, optimizer.shown(0)
             grads = [[0.5 - i for i in range(n)] for _ in range(STEPS - 1)] + [[0.0] * (n - 1) + [0.25]]
             for step in FLAT:
                 grads[step] = [0.0] * n
+            grads[FLAT[-1]][shown:] = [0.25] * (n - shown)  # no gradient, and a curvature
             records = [(step, of_step, to_float32(1e-3 * self.lr)) for step, of_step in enumerate(grads)]
             ends = []
             for cuts, resumes in (([STEPS], False), (range(1, STEPS + 1), False), ([FLAT[1], STEPS], True)):
@@ -277,7 +278,7 @@ class Conformance:
             assert same(ends[0], ends[2]), f"{config}: params.decay is not used, or not each step's lr wd"
 
     def test_what_it_returns_fits_a_record_and_its_cost_is_counted(self) -> None:
-        """The scalars of a step are float32, at most `directions` of them; in its line `loss` is first, `lr` last.
+        """The scalars of a step are float32, at most `scalars` of them; in its line `loss` is first, `lr` last.
 
         `count_forwards` returns what the steps cost.
         """

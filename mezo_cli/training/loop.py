@@ -37,13 +37,14 @@ log = logging.getLogger("mezo")
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
-def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
+def train(config: Config, run: Run, console: Console, before: float = 0.0) -> dict[str, Any]:
     """Train and evaluate, and write the run directory. An interrupted run is resumed.
 
     Args:
         config: of the run.
         run: the run directory, which this process has claimed.
         console: where progress is shown.
+        before: the seconds of `max_seconds` that this process has taken already.
 
     Returns:
         The content of summary.json; empty on a rank other than 0.
@@ -63,7 +64,7 @@ def train(config: Config, run: Run, console: Console) -> dict[str, Any]:
     _begin(prepared, run, is_new=resumed is None)
     session, sampler, kept, texts = prepared.session, prepared.sampler, prepared.kept, prepared.splits.test
     train, running = prepared.rows["train"], running_engine(config, run, prepared.session, prepared.rows)
-    run_log, divergence = RunLog(config, run, current()), Divergence()
+    run_log, divergence = RunLog(config, run, current(), before), Divergence()
     scores = Evaluations(run_log, prepared.rows | {"train": limit(train, TRAIN_ROWS)}, console)
     del prepared  # the texts of train and dev are not needed any more; and memory may not hold two models
     failures = explain_device_errors("", smaller_batches(config), RunFailed)

@@ -8,7 +8,8 @@ as one with that rate given.
 
 import logging
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from mezo_cli.config.rates import find_rate, rates_around
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
+from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
@@ -32,8 +34,10 @@ SHARE = 20  # a rate takes one step in so many of the run's
 HELD_OUT, MOST_HELD_OUT = 4, 256  # one row of train in so many is held out, and at most so many
 
 
-def with_chosen_rate(config: Config, run: Run) -> Config:
-    """Return the config with the rate that wins; run.json and config.yaml have it then.
+def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
+    """Return the config with the rate that wins, which its files have then, and the seconds since the first step.
+
+    A race that `max_seconds` ends has no winner: the row's own rate is taken.
 
     Raises:
         UserError: where the table has no row for the model.
@@ -44,27 +48,45 @@ def with_chosen_rate(config: Config, run: Run) -> Config:
     if row is None:
         raise UserError(f"optimizer.lr=auto: there is no rate to begin with for peft={config.peft.name}: give a number")
     ended: dict[float, Evaluation | None] = {}
-    for rate in rates_around(row):
-        if ended:  # each begins at the run's start
-            del prepared
-            prepared = prepare(with_rate(config, rate), trains=True, tells=False)
-        with explain_device_errors("before the first step", smaller_batches(config), RunFailed):
-            result = ended[rate] = race(prepared, rate)
+    ticks: list[float] = []  # when each step of the race ended
+
+    def tick() -> None:
+        ticks.append(time.perf_counter())
+        if config.max_seconds is not None and current().first_says(ticks[-1] - ticks[0] >= config.max_seconds):
+            raise _LimitError
+
+    steps, usual, limit = steps_of(config), row.lr, config.max_seconds or 0.0
+    try:
+        for rate in rates_around(row):
+            if ended:  # each begins at the run's start
+                del prepared
+                prepared = prepare(with_rate(config, rate), trains=True, tells=False)
+            with explain_device_errors("before the first step", smaller_batches(config), RunFailed):
+                result = ended[rate] = race(prepared, rate, tick)
+            loss = result.loss if result else math.inf
+            log.info("rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, loss)
+        chosen = choose(ended, usual)
+        why = "its loss is the lowest, and lower than that of the table's row beyond chance"
+        if chosen == usual:
+            why = "that of the table's row: no other's loss is lower beyond chance"
+        log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
+    except _LimitError:
+        chosen = usual
         log.info(
-            "rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, result.loss if result else math.inf
+            "rate   optimizer.lr=%g, the table's: max_seconds=%g ended the race after %d", usual, limit, len(ended)
         )
-    chosen = choose(ended, row.lr)
-    steps, found = steps_of(config), with_rate(config, chosen)
-    forwards = len(ended) * config.optimizer.count_forwards(steps, config.steps)["forwards"]
+    found = with_rate(config, chosen)
+    taken = [steps] * len(ended) + [max(0, len(ticks) - steps * len(ended))]
+    forwards = sum(config.optimizer.count_forwards(count, config.steps)["forwards"] for count in taken)
     losses = {f"{rate:g}": result.loss if result else None for rate, result in ended.items()}
-    why = "its loss is the lowest, and lower than that of the table's row beyond chance"
-    if chosen == row.lr:
-        why = "that of the table's row: no other's loss is lower beyond chance"
-    log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
     if run.writes:
         run.update(race={"losses": losses, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
         recovery.change_end(run, to_yaml(found), {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
-    return found
+    return found, time.perf_counter() - ticks[0]
+
+
+class _LimitError(Exception):
+    """The race has taken `max_seconds`."""
 
 
 def choose(ended: Mapping[float, Evaluation | None], usual: float) -> float:
@@ -84,8 +106,11 @@ def choose(ended: Mapping[float, Evaluation | None], usual: float) -> float:
     return min(better, key=lambda rate: (better[rate], rate))
 
 
-def race(prepared: Prepared, rate: float) -> Evaluation | None:
-    """Return the evaluation on the held-out rows after the steps of a rate; None if a loss is not finite."""
+def race(prepared: Prepared, rate: float, tick: Callable[[], None]) -> Evaluation | None:
+    """Return the evaluation on the held-out rows after the steps of a rate; None if a loss is not finite.
+
+    `tick` is called after each step.
+    """
     session, train = prepared.session, prepared.rows["train"]
     config, optimizer = session.config, cast(ReplayableOptimizer, session.optimizer)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(config.seed)).tolist()
@@ -103,6 +128,7 @@ def race(prepared: Prepared, rate: float) -> Evaluation | None:
             numbers = sampler.batch(config.batch_number(step))
             if not_finite(session.step([rows[i] for i in numbers], step, sampler.weights(numbers))):
                 return None
+            tick()
         found = session.objective.evaluate(held, ranks=session.ranks)
     return found if found.is_finite else None
 

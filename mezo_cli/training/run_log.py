@@ -35,11 +35,11 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
 
     Attributes:
         step: steps done, all of which are written.
-        started: when the first step of this process ended; None before.
+        started: when the first step of this process ended, less the seconds `before` it that count; None before.
     """
 
-    def __init__(self, config: Config, run: Run, ranks: Ranks) -> None:
-        self.config, self.run, self.ranks = config, run, ranks
+    def __init__(self, config: Config, run: Run, ranks: Ranks, before: float = 0.0) -> None:
+        self.config, self.run, self.ranks, self._before = config, run, ranks, before
         self.step = self._first_step = 0
         self.started: float | None = None
         self._loggers = RunLoggers(config, run)
@@ -135,7 +135,7 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
             self.sync()
         self.step = step
         if self.started is None:
-            self.started = time.perf_counter()
+            self.started = time.perf_counter() - self._before
             if session.optimizer.replayable:  # how its kernels run is known after a step
                 self.run.update(noise_kernels=session.params.noise.describe_kernels()[0])
 
@@ -204,7 +204,7 @@ def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
         optimizer=chosen.name,
         noise=drawn.noise,
         seed=config.seed,
-        samples=drawn.directions,
+        samples=drawn.scalars,
         weight_decay=drawn.weight_decay,
         tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
         settings={name: getattr(chosen, name) for name in names},

@@ -88,7 +88,7 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
 def train(session: Session, start: int, stop: int) -> list[StepRecord]:
     rows = session.encoder.encode_all(SENTENCES[:2])
     results = [(step, session.step(rows, step)) for step in range(start, stop)]
-    n = session.config.optimizer.directions  # as the trajectory gives them back
+    n = session.config.optimizer.scalars  # as the trajectory gives them back
     return [(t, [*r.recorded, *[0.0] * (n - len(r.recorded))], r.lr) for t, r in results]
 
 

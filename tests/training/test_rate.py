@@ -62,11 +62,11 @@ def test_a_race_that_was_stopped_begins_anew_and_a_run_has_one_race(
 ) -> None:
     races, whole = [], rate.race
 
-    def stop(prepared: object, lr: float) -> float:
+    def stop(prepared: object, lr: float, tick: object) -> float:
         races.append(lr)
         if len(races) == 3:
             raise KeyboardInterrupt
-        return whole(prepared, lr)  # type: ignore[arg-type]
+        return whole(prepared, lr, tick)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rate, "race", stop)
     assert mezo("train", *words(roberta, movies, tmp_path / "run", AUTO)).code != 0
@@ -74,6 +74,16 @@ def test_a_race_that_was_stopped_begins_anew_and_a_run_has_one_race(
     assert races[:3] == races[3:6]
     assert mezo("resume", tmp_path / "run", "steps=22").code == 0
     assert len(races) == 7
+
+
+def test_max_seconds_bounds_the_race(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    limited = words(roberta, movies, tmp_path / "run", AUTO, "max_seconds=1e-9")
+    assert mezo("train", *limited).code == 130
+    race = Run(tmp_path / "run").info()["race"]
+    assert (len(race["losses"]), race["chosen"], race["forwards"]) == (1, 0.01, 4)  # cut in the second rate's step
+    assert Run(tmp_path / "run").info()["stopped"] == {"by": "max_seconds", "step": 1}
+    assert mezo("resume", tmp_path / "run", "max_seconds=null").code == 0
+    assert Run(tmp_path / "run").info()["race"] == race
 
 
 @pytest.mark.parametrize(
