@@ -33,9 +33,17 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def set_library_defaults() -> None:
-    """Set what native libraries read from the environment when they are loaded; what the user has set stays."""
-    for name, value in LIBRARY_DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    """Set what torch's native libraries read from the environment when it is imported; what the user has set stays."""
+    if "torch" not in sys.modules:
+        for name, value in LIBRARY_DEFAULTS.items():
+            os.environ.setdefault(name, value)
+
+
+def threads_spin() -> bool:
+    """Return whether torch has several threads, which wait by spinning: it was imported without these defaults."""
+    import torch
+
+    return torch.get_num_threads() > 1 and os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE"
 
 
 @contextlib.contextmanager

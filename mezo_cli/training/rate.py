@@ -19,7 +19,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.distributed.ranks import current
-from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import not_finite
@@ -53,7 +53,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
     def tick() -> None:
         ticks.append(time.perf_counter())
         if config.max_seconds is not None and current().first_says(ticks[-1] - ticks[0] >= config.max_seconds):
-            raise _LimitError
+            raise RunStopped
 
     steps, usual, limit = steps_of(config), row.lr, config.max_seconds or 0.0
     try:
@@ -70,7 +70,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
         if chosen == usual:
             why = "that of the table's row: no other's loss is lower beyond chance"
         log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
-    except _LimitError:
+    except RunStopped:
         chosen = usual
         log.info(
             "rate   optimizer.lr=%g, the table's: max_seconds=%g ended the race after %d", usual, limit, len(ended)
@@ -83,10 +83,6 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
         run.update(race={"losses": losses, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
         recovery.change_end(run, to_yaml(found), {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
     return found, time.perf_counter() - ticks[0]
-
-
-class _LimitError(Exception):
-    """The race has taken `max_seconds`."""
 
 
 def choose(ended: Mapping[float, Evaluation | None], usual: float) -> float:

@@ -199,9 +199,22 @@ def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     model = classifier()
     with pytest.raises(UserError, match=r"mezo: lr is that of TrainingArguments\(learning_rate=\.\.\.\)"):
         make(model, tmp_path, {"lr": 1e-3})
+    with pytest.raises(UserError, match=r"mezo: MezoOptimizer has no argument 'epss' \(did you mean 'eps'\?\)"):
+        make(model, tmp_path, {"epss": 1e-3})
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
     with pytest.raises(UserError, match="makes its optimizer itself: give its settings as mezo"):
         MezoTrainer(model, args, optimizers=(MezoOptimizer(classifier()), None))
     trainer = transformers.Trainer(model, args, train_dataset=ROWS, optimizers=(MezoOptimizer(model), None))
     with pytest.raises(UserError, match=r"use mezo_cli\.MezoTrainer"):
         trainer.train()
+
+
+@pytest.mark.parametrize(("policy", "threads", "says"), [("", 2, True), ("PASSIVE", 2, False), ("", 1, False)])
+def test_it_says_that_threads_spin(
+    policy: str, threads: int, says: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    make(classifier(), tmp_path, {})
+    assert any("OMP_WAIT_POLICY=PASSIVE" in line for line in caplog.messages) == says
