@@ -102,6 +102,8 @@ def finetune(
         config = with_own_code(config, {REWARD: dict(reward) if isinstance(reward, Mapping) else reward})
     given = {"train": train_dataset, "test": eval_dataset} if from_memory else {}
     rows = {split: json_lines(FILES[split], of, config.data_task) for split, of in given.items() if of is not None}
+    if rows and not config.data.store_texts:
+        raise UserError("data.store_texts=false: rows from memory are kept in the run directory: give files")
     Run.check_free(folder)
     if not from_memory:
         check_new_run(config)

@@ -352,6 +352,9 @@ class DataConfig(Settings):
     weights: Literal["mean", "none"] = Field(  # none: the loss is that of equally frequent labels
         "mean", description="of rows in balanced batches; mean: the loss estimates the mean over the training rows"
     )
+    store_texts: Flag = Field(
+        True, description="false: no file of the run has the texts of a row or a completion, so that it can be shared"
+    )
     keep: Text | None = Field(  # rows with `prompt` and `answer`: log-probability, and KL divergence from the start
         None,
         description="a file of rows that a run on generated text must not forget, scored at evaluations; null: none",

@@ -92,6 +92,8 @@ class Evaluations:
             self.last_dev = step, evaluation.values
             run_log.save_values(LAST_DEV, {"dev": evaluation.values})
         kept = [record for record in evaluation.records[: session.objective.kept_records] if record]
+        if not config.data.store_texts:
+            kept = []
         if kept:
             run_log.run.log_completions(step, kept)
         run_log.evaluation("dev", step, evaluation)
