@@ -212,8 +212,9 @@ class MezoOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is made; refuse one later: the tuned tensors are in one storage by then."""
         if hasattr(self, "settings"):
-            why = "a MezoOptimizer keeps the groups that it was made with: make another one with params=[...] of all"
-            raise UserError(f"add_param_group: {why}")
+            raise UserError(
+                "add_param_group: MezoOptimizer keeps its groups; make another one with params=[...] of all"
+            )
         super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:

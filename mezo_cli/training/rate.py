@@ -55,7 +55,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
         if config.max_seconds is not None and current().first_says(ticks[-1] - ticks[0] >= config.max_seconds):
             raise RunStopped
 
-    steps, usual, limit = steps_of(config), row.lr, config.max_seconds or 0.0
+    steps = steps_of(config)
     try:
         for rate in rates_around(row):
             if ended:  # each begins at the run's start
@@ -65,16 +65,19 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
                 result = ended[rate] = race(prepared, rate, tick)
             loss = result.loss if result else math.inf
             log.info("rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, loss)
+<<<<<<< HEAD
         chosen = choose(ended, usual)
         why = "its loss is the lowest, and lower than that of the table's row beyond chance"
         if chosen == usual:
             why = "that of the table's row: no other's loss is lower beyond chance"
         log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
+=======
+        chosen = choose(ended, row.lr)
+        log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each", chosen, len(ended), steps)
+>>>>>>> wt-door
     except RunStopped:
-        chosen = usual
-        log.info(
-            "rate   optimizer.lr=%g, the table's: max_seconds=%g ended the race after %d", usual, limit, len(ended)
-        )
+        chosen = row.lr
+        log.info("rate   optimizer.lr=%g, the table's: after %d rates max_seconds was over", chosen, len(ended))
     found = with_rate(config, chosen)
     taken = [steps] * len(ended) + [max(0, len(ticks) - steps * len(ended))]
     forwards = sum(config.optimizer.count_forwards(count, config.steps)["forwards"] for count in taken)

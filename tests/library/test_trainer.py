@@ -1,5 +1,7 @@
 """MezoTrainer: the Trainer's own loop with the step, saved, resumed and shared by processes, to the same bits."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import transformers
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForSequenceClassification, TrainingArguments
 
+import mezo_cli
 from mezo_cli import MezoOptimizer, MezoTrainer, replay
 from mezo_cli.errors import UserError
 from tests.ranks import call_in_ranks
@@ -209,12 +212,19 @@ def test_a_mistake_is_one_line(tmp_path: Path) -> None:
         trainer.train()
 
 
-@pytest.mark.parametrize(("policy", "threads", "says"), [("", 2, True), ("PASSIVE", 2, False), ("", 1, False)])
 def test_it_says_that_threads_spin(
-    policy: str, threads: int, says: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    make(classifier(), tmp_path, {})
-    assert any("OMP_WAIT_POLICY=PASSIVE" in line for line in caplog.messages) == says
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for policy, threads, count in (("PASSIVE", 2, 0), ("", 1, 0), ("", 2, 1)):
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        make(classifier(), tmp_path, {})
+        assert sum("OMP_WAIT_POLICY=PASSIVE" in line for line in caplog.messages) == count
+
+
+def test_the_package_sets_the_environment_of_torch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.delitem(sys.modules, "torch")
+    assert mezo_cli.load is not None
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
