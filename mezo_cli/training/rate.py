@@ -65,16 +65,11 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
                 result = ended[rate] = race(prepared, rate, tick)
             loss = result.loss if result else math.inf
             log.info("rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, loss)
-<<<<<<< HEAD
-        chosen = choose(ended, usual)
+        chosen = choose(ended, row.lr)
         why = "its loss is the lowest, and lower than that of the table's row beyond chance"
-        if chosen == usual:
+        if chosen == row.lr:
             why = "that of the table's row: no other's loss is lower beyond chance"
         log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
-=======
-        chosen = choose(ended, row.lr)
-        log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each", chosen, len(ended), steps)
->>>>>>> wt-door
     except RunStopped:
         chosen = row.lr
         log.info("rate   optimizer.lr=%g, the table's: after %d rates max_seconds was over", chosen, len(ended))
