@@ -18,9 +18,9 @@ def test_the_sdist_has_what_the_makefile_needs() -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
         "include"
     ]
-    needed = re.findall(r"constraints[\w-]*\.txt|scripts/[\w/]+\.py", (ROOT / "Makefile").read_text())
-    tops = {f"/{Path(name).parts[0]}" for name in needed} | {f"/{path.name}" for path in ROOT.glob("*.txt")}
-    assert {"/scripts", "/constraints-engine.txt", "/constraints.txt"} <= tops
+    needed = re.findall(r"(?:constraints|scripts|tests)/[\w/.]*", (ROOT / "Makefile").read_text())
+    tops = {f"/{Path(name).parts[0]}" for name in needed} | {"/Makefile"}
+    assert {"/scripts", "/constraints", "/tests"} <= tops
     assert [top for top in tops if not any(fnmatch(top, pattern) for pattern in patterns)] == []
 
 
