@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare methods at equal forwards: each tuned on seeds of its own, then tested on others (docs/measurements/bench.md).
+"""Compare methods at equal forwards: each tuned on seeds of its own, tested on others (docs/measurements/bench.md).
 
     python scripts/bench/compare_methods.py bench_runs/demo-reward
     python scripts/bench/compare_methods.py bench_runs/demo-reward --json

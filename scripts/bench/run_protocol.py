@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the protocol of docs/measurements/bench.md: every method tuned on seeds of its own, then tested on others at its best lr.
+"""Run the protocol of docs/measurements/bench.md: every method tuned on its seeds, tested on others.
 
     python scripts/bench/run_protocol.py demo-reward --out bench_runs/demo-reward
     python scripts/bench/run_protocol.py sst2 --out bench_runs/sst2 data.dir=GLUE/SST-2
