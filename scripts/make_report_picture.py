@@ -9,10 +9,12 @@ The picture says of which templates it is (`templates`, their sha256); a test fa
 
 import argparse
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -40,9 +42,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, run = Path(name), args.run or Path(name) / "demo"
         mezo = [sys.executable, "-m", "mezo_cli"]
+        where: dict[str, Any] = {
+            "cwd": run.absolute().parent,
+            "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+            "check": True,
+        }
         if args.run is None:
-            subprocess.run([*mezo, "train", "experiment=demo", f"hydra.run.dir={run}"], check=True)
-        subprocess.run([*mezo, "report", run, "--out", folder / "page.html"], check=True)
+            subprocess.run([*mezo, "train", "experiment=demo", f"hydra.run.dir={run.name}"], **where)
+        subprocess.run([*mezo, "report", run.name, "--out", folder / "page.html"], **where)
         shot, window = folder / "shot.png", ",".join(map(str, SIZE))
         words = [*OPTIONS, f"--user-data-dir={folder}/user", f"--window-size={window}", f"--screenshot={shot}"]
         subprocess.run(["chromium", *words, (folder / "page.html").as_uri()], check=True)
