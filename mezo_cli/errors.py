@@ -63,7 +63,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def install(extra: str) -> str:
     """Return the command that installs an extra of this package, for an error line."""
-    return f'pip install -e ".[{extra}]" -c constraints.txt'
+    return f'pip install -e ".[{extra}]" -c constraints/tested.txt'
 
 
 def shorten(text: str, limit: int = 2000) -> str:

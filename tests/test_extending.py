@@ -19,13 +19,12 @@ from mezo_cli.config import choices, registry
 from mezo_cli.objectives.packing import find_encoder_family
 from mezo_cli.runs import Run
 from tests.command_line import environment, error_line, mezo
-from tests.doc_blocks import files
 from tests.interruption import interrupt_at
 from tests.models.test_loading import SERVED, family
 from tests.optim.test_mezo import SENTENCES, ready
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "how-to" / "extending.md"
+EXAMPLES = ROOT / "docs" / "examples" / "extending"
 PACKAGE = "mezo-parts"
 DEMO = ["model=demo", "data=demo", "model.device=cpu", "steps=4", "batch_size=4", "data.eval_limit=20", "log_every=1"]
 DEMO += ["data.train_size=40", "test_at_start=false"]
@@ -36,11 +35,9 @@ pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the files of the page, and beside them an objective that neither scores labels nor generates."""
+    """Copy the page's package, and add an objective that neither scores labels nor generates."""
     folder = tmp_path_factory.mktemp("extending")
-    for name, text in files(PAGE).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+    shutil.copytree(EXAMPLES, folder, dirs_exist_ok=True)
     parts = folder / PACKAGE / "mezo_parts"
     shutil.copy(ROOT / "tests" / "perplexity.py", parts)
     (parts / "conf" / "objective" / "perplexity.yaml").write_text("name: perplexity\nloss: nll\n")
@@ -96,7 +93,7 @@ def page(run: Path, out: Path) -> str:
 
 
 def test_every_table_for_plug_ins_is_on_the_page() -> None:
-    text = PAGE.read_text()
+    text = (ROOT / "docs" / "how-to" / "extending.md").read_text()
     assert [table.group for table in TABLES if table.group and table.group not in text] == []
 
 

@@ -14,11 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_sdist_has_what_the_makefile_needs() -> None:
-    (line,) = re.findall(r"targets.sdist]\ninclude = (.*)", (ROOT / "pyproject.toml").read_text())
-    needed = re.findall(r"[\w-]+\.txt|scripts", (ROOT / "Makefile").read_text())
-    tops = {name for name in needed if (ROOT / name).exists()}
-    assert {"scripts", "constraints-engine.txt", "constraints.txt"} <= tops
-    assert [name for name in tops if not any(fnmatch(f"/{name}", one) for one in re.findall('"(.*?)"', line))] == []
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"][
+        "include"
+    ]
+    needed = re.findall(r"(?:constraints|scripts|tests)/[\w/.]*", (ROOT / "Makefile").read_text())
+    tops = {f"/{Path(name).parts[0]}" for name in needed} | {"/Makefile"}
+    assert {"/scripts", "/constraints", "/tests"} <= tops
+    assert [top for top in tops if not any(fnmatch(top, pattern) for pattern in patterns)] == []
 
 
 @pytest.fixture(scope="module")

@@ -343,7 +343,7 @@ class DataConfig(Settings):
         None, description="the most rows of test, drawn; of data without one, rows held out. null: all, none"
     )
     as_released: Flag = Field(  # of WSC's 554 rows, 54
-        False, description="dev and ends of completions as in the MeZO paper's OPT runs (docs/reference/decoders.md)"
+        False, description="dev and ends of completions as in the MeZO paper's OPT runs (docs/reference/paper.md)"
     )
     eval_limit: Positive | None = Field(None, description="rows of dev and of test that are used; null: all")
     batches: Literal["shuffled", "balanced", "replacement"] = Field(

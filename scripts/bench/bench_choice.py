@@ -1,6 +1,6 @@
 """Time a step of objective choice with each prompt computed once, against each candidate alone, in turns.
 
-    python scripts/bench/bench_choice.py                            the two cases of docs/measurements/decoders.md
+    python scripts/bench/bench_choice.py                            the two cases of docs/measurements/step.md
     python scripts/bench/bench_choice.py --prompt 200 --candidates 4 --length 5 --batch 8 --rounds 9
     python scripts/bench/bench_choice.py --device cuda --shape opt-1.3b --dtype bfloat16
 

@@ -3,7 +3,7 @@
     python scripts/bench/bench_step.py                                   16 rows of 32 tokens, RoBERTa-large's shape
     python scripts/bench/bench_step.py --batches 16x32 64x32 --memory    another batch; peaks, each in its own process
     python scripts/bench/bench_step.py --only "ours fp32 gaussian" --rounds 5
-    python scripts/bench/bench_step.py --out docs/measurements/machines/NAME.json    for the page's tables
+    python scripts/bench/bench_step.py --out docs/measurements/machines/NAME.json    for make_step_tables.py
 
 step_works.py says what is timed. Every round times every work once. Compare ratios, not seconds: the table has their
 median over the rounds, with the smallest and the largest, and of five rounds or more a 95% interval of the median by

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare methods at equal forwards: each tuned on seeds of its own, then tested on others (docs/bench.md).
+"""Compare methods at equal forwards: each tuned on seeds of its own, tested on others (docs/measurements/bench.md).
 
     python scripts/bench/compare_methods.py bench_runs/demo-reward
     python scripts/bench/compare_methods.py bench_runs/demo-reward --json
@@ -171,7 +171,7 @@ def forwards_view(entries: Sequence[Entry]) -> Comparison:
     """Return a table per bench, one row per method; for CSV one record per run."""
     benches = read_benches(entries)
     if not benches:
-        raise SystemExit("no run here has forwards=N (docs/bench.md)")
+        raise SystemExit("no run here has forwards=N (docs/measurements/bench.md)")
     tables, notes, document = [], list(NOTES), []
     for bench in benches:
         records = [_record(bench, one) for one in bench.methods]

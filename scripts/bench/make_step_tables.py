@@ -1,18 +1,13 @@
-"""Write the tables of docs/measurements/step.md from the records in machines/, one per machine (bench_step.py --out).
+"""Print a table of the step for each machine, from the records in docs/measurements/machines (bench_step.py --out).
 
 python scripts/bench/make_step_tables.py
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from machine_record import load_records
 from step_works import floor_of
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "step.md"
-COMMAND = "python scripts/bench/make_step_tables.py"
-BEGIN, END = f"<!-- machines: made by `{COMMAND}` -->", "<!-- machines: end -->"
 
 
 def median(values: dict[str, float] | None) -> str:
@@ -53,6 +48,8 @@ def result_lines(result: dict[str, Any]) -> Iterator[str]:
     yield "| | seconds | reference / this | this / floor | peak / floor |"
     yield "|---|---|---|---|---|"
     for row in result["rows"]:
+        if row["name"].startswith("floor "):
+            continue  # it is what the others are compared with
         cells = [
             row["name"],
             median(row["seconds"]),
@@ -87,16 +84,9 @@ def tables() -> str:
     return "\n\n".join(parts)
 
 
-def updated(page: str) -> str:
-    """Return the page with the tables between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
-
-
 def main() -> None:
-    """Write the tables."""
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Print the tables."""
+    print(tables())
 
 
 if __name__ == "__main__":

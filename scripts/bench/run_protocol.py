@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the protocol of docs/bench.md: every method tuned on seeds of its own, then tested on others at its best lr.
+"""Run the protocol of docs/measurements/bench.md: every method tuned on its seeds, tested on others.
 
     python scripts/bench/run_protocol.py demo-reward --out bench_runs/demo-reward
     python scripts/bench/run_protocol.py sst2 --out bench_runs/sst2 data.dir=GLUE/SST-2
@@ -12,18 +12,16 @@ end, once, and are tested again where another lr is the best. What a bench runs 
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.runs import Run
 
 PROTOCOL = Path(__file__).with_name("protocol.yaml")
 FACTOR = 3.0  # between neighbours of a grid
@@ -35,8 +33,6 @@ class Bench:
 
     Attributes:
         trials: values of lr in a grid.
-        by_last_loss: whether the lr is chosen by the mean dev loss after the last step, not by the best dev score.
-        in_seconds: method -> further overrides of its tests in the seconds that MeZO's take (time_methods.py).
     """
 
     out: Path
@@ -45,8 +41,6 @@ class Bench:
     tune_seeds: Sequence[int]
     trials: int
     seeds: Sequence[int]
-    by_last_loss: bool = False
-    in_seconds: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def sweep(self, folder: Path, words: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> bool:
         """Run what is left of the runs with these learning rates and seeds; return whether all have ended."""
@@ -59,17 +53,14 @@ class Bench:
 
     def is_at_end(self, name: str) -> bool:
         """Return whether a method's best lr is at an end of its grid."""
-        best = best_rate(self.out / name, self.by_last_loss)
+        best = best_rate(self.out / name)
         return best is not None and best[1]
 
     def test(self, name: str, words: Sequence[str], even_at_end: bool = False) -> None:
         """Run what is left of a method's tests at its best lr, unless its grid is to be extended first."""
-        best = best_rate(self.out / name, self.by_last_loss)
+        best = best_rate(self.out / name)
         if best is not None and (even_at_end or not best[1]):
             self.sweep(self.out / name / f"test-{best[0]:.3g}", words, [best[0]], self.seeds)
-            if name in self.in_seconds:
-                folder = self.out / name / f"seconds-{best[0]:.3g}"
-                self.sweep(folder, [*words, *self.in_seconds[name]], [best[0]], self.seeds)
 
 
 def grid(middle: float, trials: int) -> list[float]:
@@ -82,11 +73,11 @@ def _ended(folder: Path, number: int) -> bool:
     return sum(record["status"] in ("finished", "failed") for record in records) >= number
 
 
-def best_rate(folder: Path, by_last_loss: bool = False) -> tuple[float, bool] | None:
+def best_rate(folder: Path) -> tuple[float, bool] | None:
     """Return the lr with the best mean score on dev over a method's tuning runs, and whether it is at an end.
 
     Of equal scores the lower dev loss counts, then the smaller lr. A lr of which a run failed is not chosen. Where no
-    run picked a step after the first there is no end to go beyond. `by_last_loss`: see `Bench`.
+    run picked a step after the first there is no end to go beyond.
     """
     results, failed, gains = defaultdict(list), set(), False
     for path in folder.glob("tune*/*/run.json"):
@@ -95,12 +86,8 @@ def best_rate(folder: Path, by_last_loss: bool = False) -> tuple[float, bool] | 
             failed.add(rate)
             continue
         summary = json.loads(path.with_name("summary.json").read_text(encoding="utf-8"))
-        if by_last_loss:
-            loss = Run(path.parent).evaluations("dev")[-1]["loss"]
-            results[rate].append((loss if math.isfinite(loss) else math.inf, 0.0))
-        else:
-            metric = next(name for name in summary["best"] if name not in ("step", "loss"))
-            results[rate].append((-summary["dev"][metric], summary["dev"]["loss"]))
+        metric = next(name for name in summary["best"] if name not in ("step", "loss"))
+        results[rate].append((-summary["dev"][metric], summary["dev"]["loss"]))
         gains = gains or summary["best"]["step"] > 0
     means = {
         rate: tuple(sum(column) / len(column) for column in zip(*rows, strict=True))
@@ -129,24 +116,16 @@ def methods(bench: Mapping[str, object], only: Sequence[str]) -> Iterator[tuple[
 
 def main() -> None:
     """Tune, extend, test."""
-    parser = argparse.ArgumentParser(description="Run the protocol of docs/bench.md.")
+    parser = argparse.ArgumentParser(description="Run the protocol of docs/measurements/bench.md.")
     parser.add_argument("bench", choices=yaml.safe_load(PROTOCOL.read_text(encoding="utf-8")))
     parser.add_argument("--out", type=Path, required=True, help="A folder for all runs.")
-    parser.add_argument("--bases", type=Path, default=Path("bases"), help="The folder that {bases} of a method names.")
     parser.add_argument("--methods", default="", help="Only these, separated by commas.")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="Overrides for every run.")
     args = parser.parse_intermixed_args()
     plan = yaml.safe_load(PROTOCOL.read_text(encoding="utf-8"))[args.bench]
-    words, out = [*plan.get("words", ()), *args.words], args.out.absolute()
-    by_last_loss = plan.get("by_last_loss", False)
-    seconds = {name: method["seconds"] for name, method in plan["methods"].items() if "seconds" in method}
     runs = plan["tune_seeds"], plan["trials"], plan["seeds"]
-    bench = Bench(out, plan["experiment"], words, *runs, by_last_loss, seconds)
-    bases = str(args.bases.absolute())
-    chosen = [
-        (name, middle, [word.replace("{bases}", bases) for word in words])
-        for name, middle, words in methods(plan, args.methods.split(",") if args.methods else ())
-    ]
+    bench = Bench(args.out.absolute(), plan["experiment"], args.words, *runs)
+    chosen = list(methods(plan, args.methods.split(",") if args.methods else ()))
     every = plan.get("every", {"methods": [], "seeds": []})
     for number, (name, middle, words) in enumerate(chosen):
         if bench.sweep(bench.out / name / "tune", words, grid(middle, bench.trials), bench.tune_seeds):

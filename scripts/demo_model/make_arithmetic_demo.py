@@ -36,7 +36,7 @@ SIZES = {"test": 320, "dev": 192}  # the other problems are train
 SPLIT_SEED = 0
 RIGHT_SHARE = 0.45  # of the answers that the decoder learns
 ANSWER_TOKENS = 8  # the longest answer, `(7+5-3)`, and the end token
-CARD = Path(__file__).with_name("arithmetic_card.md")
+CARD = Path(__file__).with_name("arithmetic_card.md.template")
 
 
 @cache

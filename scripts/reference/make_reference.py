@@ -9,6 +9,7 @@ function's docstring in mezo_cli/cli.py.
 import dataclasses
 import inspect
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -60,7 +61,8 @@ def keys_of_choices(group: str) -> list[Key]:
     for name in dict.fromkeys(name for kind in kinds.values() for name in kind.model_fields):
         having = {choice: kind for choice, kind in kinds.items() if name in kind.model_fields}
         defaults = {_default(kind.model_fields[name].default, f"{group}.") for kind in having.values()}
-        where = () if len(having) == len(kinds) else tuple(having)
+        lacking = [choice for choice in kinds if choice not in having]
+        where = _names(having) if len(having) < len(lacking) else f"all but {_names(lacking)}" if lacking else ""
         kind = next(iter(having.values()))
         found.append(_key(f"{group}.{name}", kind, name, "; ".join(sorted(defaults)), where))
     return found
@@ -70,13 +72,13 @@ def _default(value: Any, prefix: str) -> str:
     return f"`{prefix[:-1]}=`" if value == MISSING else _value(value)
 
 
-def _key(key: str, kind: type[Settings], name: str, default: str, having: Sequence[str] = ()) -> Key:
+def _key(key: str, kind: type[Settings], name: str, default: str, having: str = "") -> Key:
     allowed, meaning = takes(kind, name), kind.model_fields[name].description
     assert meaning, f"{key}: say what it means, in its description"
     choices = CHOICES[key[:-5]].built_in if key.endswith(".name") and key[:-5] in CHOICES else allowed.get("enum", ())
     values = _names(choices) or _range(allowed) or TYPES[allowed["type"]]
     null = " or null" if allowed["null"] and default != "`null`" else ""
-    return Key(key, values + null, default, meaning.rstrip(".") + (f" ({_names(having)})" if having else ""))
+    return Key(key, values + null, default, meaning.rstrip(".") + (f" ({having})" if having else ""))
 
 
 TYPES = {
@@ -219,17 +221,28 @@ def commands_page() -> str:
         ),
         *_paragraph(", ".join(f"[{name}](#mezo-{name})" for name in commands)),
     ]
+    counts = Counter(row for command in commands.values() for row in _options(command).values())
+    shared = [row for row, count in counts.items() if count > 2]
+    lines += ["## Options of several commands", *shared, ""]
     for name, command in commands.items():
-        lines += [f"## mezo {name}", *_command(name, command), ""]
+        lines += [f"## mezo {name}", *_command(name, command, shared), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _command(name: str, command: Any) -> list[str]:
-    arguments = [param for param in command.params if param.param_type_name == "argument"]
+def _options(command: Any) -> dict[str, str]:
+    """Return the options of a command: name -> its line."""
     options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
+    return {param.opts[-1]: f"- `{_option(param)}`: {_help(param)}" for param in options}
+
+
+def _command(name: str, command: Any, shared: Sequence[str]) -> list[str]:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = _options(command)
     words = ["mezo", name, *(_metavar(param) for param in arguments), *(["[OPTIONS]"] if options else [])]
     rows = [f"- `{_metavar(param)}`: {_help(param)}" for param in arguments]
-    rows += [f"- `{_option(param)}`: {_help(param)}" for param in options]
+    rows += [row for row in options.values() if row not in shared]
+    above = [option for option, row in options.items() if row in shared]
+    rows += [f"- {_names(above)}: [above](#options-of-several-commands)"] if above else []
     about = " ".join((command.help or "").split("\n\n")[0].split())
     return ["```text", " ".join(words), "```", about, *(["", *rows] if rows else [])]
 

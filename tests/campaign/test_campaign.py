@@ -1,4 +1,4 @@
-"""A small campaign of each kind; `make campaign` runs the large one (docs/concepts/reliability.md)."""
+"""A small campaign of each kind; `scripts/campaign.py` runs the large one (docs/concepts/reliability.md)."""
 
 import random
 from collections.abc import Sequence

@@ -208,7 +208,7 @@ def test_what_a_quantised_base_cannot_do_is_refused(words: list[str], part: str)
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: Any) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = error_of("model=demo", "data=demo", "model.quantize=nf4", "peft=lora")
-    assert line == 'model.quantize=nf4 needs bitsandbytes: pip install -e ".[quantized]" -c constraints.txt'
+    assert line == 'model.quantize=nf4 needs bitsandbytes: pip install -e ".[quantized]" -c constraints/tested.txt'
 
 
 def test_other_layers_than_linear_ones_are_refused(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_interval_is_students() -> None:
 
 
 def test_the_page_has_the_table_of_every_lr() -> None:
-    page = (ROOT / "docs" / "bench.md").read_text()
+    page = (ROOT / "docs" / "measurements" / "bench.md").read_text()
     seen = output("--rates", ROOT / "docs" / "measurements" / "bench-demo-reward.csv")
     rows = [line.split() for line in seen.splitlines() if " ± " in line]
     assert len(rows) == 5

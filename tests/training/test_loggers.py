@@ -307,7 +307,9 @@ def test_a_logger_that_cannot_start_again_does_not_stop_a_resume(
         (run.path / name).write_text("in the way")
     with caplog.at_level(logging.INFO, logger="mezo"):
         give(run, config, range(4, 9), FINISHED, resumed_at=3, logged=5)
-    reason = 'needs a package: pip install -e ".[wandb]" -c constraints.txt' if name == "wandb" else "File exists"
+    reason = (
+        'needs a package: pip install -e ".[wandb]" -c constraints/tested.txt' if name == "wandb" else "File exists"
+    )
     assert [reason in line and "from step 3 on" in line for line in left_out(caplog)] == [True]
 
 
@@ -323,7 +325,7 @@ def test_a_missing_package_is_refused_before_training(
     for words in (["train"], ["train", "-m", "seed=1,2"]):
         place = f"hydra.{'sweep' if '-m' in words else 'run'}.dir={tmp_path / 'run'}"
         words += ["model=demo", "data=demo", f"logger=[{name}]", place]
-        assert f'logger={name} needs a package: pip install -e ".[{name}]" -c constraints.txt' in error_line(
+        assert f'logger={name} needs a package: pip install -e ".[{name}]" -c constraints/tested.txt' in error_line(
             mezo(*words)
         )
     assert not (tmp_path / "run").exists()
