@@ -232,12 +232,6 @@ class OptimizerConfig(Settings):
         """Yield the settings that do not go with others."""
         return iter(())
 
-    @property
-    def depends_on_total_steps(self) -> list[str]:
-        """The settings (KEY=VALUE) that make a step depend on `steps`, which then cannot be raised."""
-        values = {name: getattr(self, name, "constant") for name in ("sample_schedule", "schedule")}
-        return [f"optimizer.{name}={value}" for name, value in values.items() if value != "constant"]
-
 
 class PeftConfig(Settings):
     """Which parameters are trained: the method and its settings."""

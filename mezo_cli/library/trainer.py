@@ -104,7 +104,11 @@ class MezoTrainer(Trainer):
 
         loss = self.optimizer.estimate(closure)
         if is_first and self.args.world_size > 1:
-            self._check_same_tensors(self.optimizer.unreachable)
+            lists: list[Any] = [None] * self.args.world_size
+            torch.distributed.all_gather_object(lists, self.optimizer.unreachable)
+            for name in set().union(*lists).difference(set(lists[0]).intersection(*lists)):
+                why = "is in the graph of the loss in some processes alone: choose mezo={'params': ...}"
+                raise UserError(f"{name} {why}")
         return torch.tensor(loss, device=self.args.device)
 
     def _loss(self, model: nn.Module, batch: Batch, num_items: Tensor | int | None) -> Tensor:
@@ -129,13 +133,6 @@ class MezoTrainer(Trainer):
         with torch.no_grad(), in_eval_mode(model):
             once, twice = (self._loss(model, dict(batch), times * num_items) for times in (1, 2))
         return not torch.equal(once, twice)
-
-    def _check_same_tensors(self, unreachable: list[str]) -> None:
-        lists: list[Any] = [None] * self.args.world_size
-        torch.distributed.all_gather_object(lists, unreachable)
-        for name in set().union(*lists).difference(set(unreachable).intersection(*lists)):
-            why = "is in the graph of the loss in some processes alone: choose mezo={'params': ...}"
-            raise UserError(f"{name} {why}")
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Do nothing: there are no gradients."""

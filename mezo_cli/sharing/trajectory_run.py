@@ -88,8 +88,10 @@ def write_trajectory_run(
     info = {key: value for key, value in run.info().items() if key not in PRIVATE}
     copied = [name for name in (*ALWAYS_READ, run.initial_state_file.name) if (run.path / name).exists()]
     info |= {"weights": weights, "config_sha256": hashlib.sha256(portable.encode()).hexdigest()}
-    if "reward" in info:
-        info["reward"] = {**info["reward"], "name": _without_folder(info["reward"]["name"])}
+    if "reward" in info:  # without the folder of a file of the user's own
+        name = info["reward"]["name"].removeprefix(SHUFFLED)
+        before = SHUFFLED if name != info["reward"]["name"] else ""
+        info["reward"] = {**info["reward"], "name": f"{before}{Path(name).name}"}
     made = Run(folder)
     if config.optimizer.replayable:
         run.read_trajectory()
@@ -127,12 +129,6 @@ def _portable(config: Config, run: Run, revision: str | None) -> Config:
         data=config.data.replace(**places),
         logger=LoggerConfig(),
     )
-
-
-def _without_folder(reward: str) -> str:
-    """Return the name of a reward without the folder of a file of the user's own."""
-    name = reward.removeprefix(SHUFFLED)
-    return f"{SHUFFLED if name != reward else ''}{Path(name).name}"
 
 
 def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -> str:
