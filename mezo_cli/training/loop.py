@@ -34,6 +34,7 @@ from mezo_cli.training.run_log import RunLog
 
 log = logging.getLogger("mezo")
 
+COSTLY = 0.25  # of the time: evaluations on dev that take more are told
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
@@ -101,6 +102,9 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
                 stop_early(stop_reason, session, scores, progress)
         run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = run_log.seconds()
+        if run_log.started is not None and scores.dev_seconds > COSTLY * (time.perf_counter() - run_log.started):
+            share = 100 * scores.dev_seconds / (time.perf_counter() - run_log.started)
+            log.info("dev    evaluations took %.0f%% of the time: raise eval_every, or set data.eval_limit", share)
         engine.check_weights(session.params)
         if run.writes:
             run.update(weights={"last": {"step": run_log.step, "sha256": fingerprint(session.loaded.model)}})
