@@ -75,8 +75,8 @@ def _default(value: Any, prefix: str) -> str:
 def _key(key: str, kind: type[Settings], name: str, default: str, having: str = "") -> Key:
     allowed, meaning = takes(kind, name), kind.model_fields[name].description
     assert meaning, f"{key}: say what it means, in its description"
-    choices = CHOICES[key[:-5]].built_in if key.endswith(".name") and key[:-5] in CHOICES else allowed.get("enum", ())
-    values = _names(choices) or _range(allowed) or TYPES[allowed["type"]]
+    chosen = "a choice" if key.endswith(".name") and key[:-5] in CHOICES else ""
+    values = chosen or _names(allowed.get("enum", ())) or _range(allowed) or TYPES[allowed["type"]]
     null = " or null" if allowed["null"] and default != "`null`" else ""
     return Key(key, values + null, default, meaning.rstrip(".") + (f" ({having})" if having else ""))
 
