@@ -6,7 +6,7 @@ ENVS := .ci/env
 RELEASE := $(CURDIR)/$(ENVS)/release
 PIP_INSTALL := pip install -q --disable-pip-version-check
 
-.PHONY: help run check test test-slow test-all bench release-check clean
+.PHONY: help run check test test-slow test-all bench verify-results release-check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,6 +33,11 @@ test-all: test ## both, one after the other (what .ci/run does)
 
 bench: $(VENV)/.dev ## install, then time the step against the reference's and against bare forwards
 	$(BIN)/python scripts/bench/bench_step.py
+
+verify-results: $(VENV)/.user ## verify every run in results/; GLUE=FOLDER and SMOLLM2=FOLDER for those that need them (minutes each)
+	for run in $$(dirname $$(find results -name config.yaml)); do echo "$$run"; \
+	if grep -q 'name: files' $$run/config.yaml; then $(BIN)/mezo verify $$run --base $(SMOLLM2) data.dir=$(GLUE)/SST-2 || exit 1; \
+	else $(BIN)/mezo verify $$run || exit 1; fi; done
 
 release-check: ## build sdist and wheel in dist/, install the wheel in a new environment, run the demo offline elsewhere, uninstall
 	rm -rf dist && $(PYTHON) -m venv $(RELEASE)

@@ -19,5 +19,8 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         from importlib import import_module
 
+        from mezo_cli.system import set_library_defaults
+
+        set_library_defaults()
         return getattr(import_module(f"mezo_cli.{_MODULES.get(name, 'api')}"), name)
     raise AttributeError(f"module 'mezo_cli' has no attribute '{name}'")

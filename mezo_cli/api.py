@@ -45,8 +45,8 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune a model and return the summary and the run directory.
 
-    The environment of torch's libraries (OMP_WAIT_POLICY, THP_MEM_ALLOC_ENABLE) is set as on the command line; it comes
-    too late where torch was imported before. torch's precision of matrix products is afterwards as it was.
+    The environment of torch's libraries (OMP_WAIT_POLICY, THP_MEM_ALLOC_ENABLE) is set as on the command line when
+    this function is imported, before torch. torch's precision of matrix products is afterwards as it was.
 
     Args:
         model: a choice of `model=` (roberta-large, demo, ...), a hub id, or a local folder.
@@ -69,7 +69,6 @@ def finetune(
         RunStopped: when training has taken `max_seconds`, with `at_limit=stop`; `mezo resume` continues the run.
         RunFailed: when the run fails after training began.
     """
-    system.set_library_defaults()
     from mezo_cli.commands.execute import execute
     from mezo_cli.commands.new_run import check_new_run
     from mezo_cli.config.choices import find_choices
@@ -103,13 +102,18 @@ def finetune(
         config = with_own_code(config, {REWARD: dict(reward) if isinstance(reward, Mapping) else reward})
     given = {"train": train_dataset, "test": eval_dataset} if from_memory else {}
     rows = {split: json_lines(FILES[split], of, config.data_task) for split, of in given.items() if of is not None}
+    if rows and not config.data.store_texts:
+        raise UserError("data.store_texts=false: rows from memory are kept in the run directory: give files")
     Run.check_free(folder)
-    check_new_run(config, has_data=not from_memory)
+    if not from_memory:
+        check_new_run(config)
     run = Run.create(folder, to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
 
     def store() -> None:
         for split, lines in rows.items():
             run.save_rows(split, lines)
+        if rows:  # which it may read
+            check_new_run(config)
 
     console = make_console()
     with console_logging(console), system.keeping_matmul_precision():
@@ -169,7 +173,6 @@ def load(
         checkpoint: `best`, `last` or a step, which is replayed.
         base: the folder of the base model, where it lies elsewhere than the run says.
     """
-    system.set_library_defaults()
     from mezo_cli.commands.open_run import open_run
     from mezo_cli.console import console_logging, make_error_console
 

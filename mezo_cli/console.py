@@ -9,9 +9,11 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +32,8 @@ log = logging.getLogger("mezo")
 PROMPT_END = 60  # characters of a prompt that a line shows
 STEP_LINE = "step %*d/%d  %s"
 COMMAND = re.compile(r"(^next|:) +mezo \w")  # in a line that ends in a command
+RATE_OVER = 300.0  # seconds over which a rate is taken: a machine may be busy for an hour
+LATER, DAY = 600.0, 86_400.0  # seconds from which on the time of day of an end is told, and its day
 LINE_EVERY = 30.0  # seconds between log lines about progress
 
 _quiet = ContextVar("quiet", default=False)  # whether the command was asked for warnings and errors only
@@ -96,6 +100,13 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def format_end(seconds: float) -> str:
+    """Return how long something goes on, and when it ends if that is not soon: `3 h 21 min left (17:05)`."""
+    end = datetime.now() + timedelta(seconds=seconds)
+    at = f" ({end:%a %H:%M})" if seconds > DAY else f" ({end:%H:%M})" if seconds > LATER else ""
+    return f"{format_duration(seconds)} left{at}"
+
+
 def describe_completion(record: Mapping[str, Any]) -> str:
     """Return the end of a prompt, its completion and the reward in one line."""
     prompt = record["prompt"] if len(record["prompt"]) <= PROMPT_END else f"...{record['prompt'][-PROMPT_END:]}"
@@ -110,8 +121,8 @@ class ProgressReporter:
     """Report the progress of a run: a live bar (one that is disabled is not shown), and log lines."""
 
     def __init__(self, progress: Progress, total: int, done: int) -> None:
-        self._progress, self._total, self._start_step = progress, total, done
-        self._start_time: float | None = None
+        self._progress, self._total = progress, total
+        self._marks: deque[tuple[float, int, float]] = deque()  # time, step and tokens, of the last RATE_OVER seconds
         self._last_line = time.perf_counter()
         self._fields: dict[str, Any] = {"score": "loss -", "dev": "-", "rate": "- steps/s"}
         self._tokens = 0.0  # generated since the first step
@@ -123,21 +134,22 @@ class ProgressReporter:
         The mean reward of the step's completions is shown in place of the loss; `tokens` are those that it generated.
         """
         now = time.perf_counter()
-        if self._start_time is None:  # the first step compiles, so it does not count for the rate
-            self._start_step, self._start_time, self._tokens = done, now, 0.0
-        else:
-            self._tokens += tokens
-        passed = max(now - self._start_time, 1e-9)
-        rate = (done - self._start_step) / passed
+        self._tokens += tokens if self._marks else 0.0  # the first step compiles, so it does not count
+        self._marks.append((now, done, self._tokens))
+        while now - self._marks[0][0] > RATE_OVER and len(self._marks) > 2:
+            self._marks.popleft()
+        start, first, before = self._marks[0]
+        passed = max(now - start, 1e-9)
+        rate = (done - first) / passed
         speed = f"{rate:.2f} steps/s" if rate < 10 else f"{rate:.1f} steps/s"
         speed = f"{1 / rate:.3g} s per step" if 0 < rate < 0.1 else speed
-        speed += f"  {self._tokens / passed:,.0f} tokens/s" if self._tokens else ""
+        speed += f"  {(self._tokens - before) / passed:,.0f} tokens/s" if self._tokens else ""
         score = f"loss {loss:.4f}" if reward is None else f"reward {reward:.4f}"
         self._fields.update(score=score, rate=speed if rate else "- steps/s")
         self._progress.update(self._task, completed=done, **self._fields)
         if done % max(1, self._total // 20) == 0 or now - self._last_line > LINE_EVERY:
             self._last_line = now
-            left = f"  {speed}  {format_duration((self._total - done) / rate)} left" if rate else ""
+            left = f"  {speed}  {format_end((self._total - done) / rate)}" if rate else ""
             log.debug(STEP_LINE, len(str(self._total)), done, self._total, f"{score}{left}")
 
     def evaluation(self, total: int) -> Callable[[int], None]:

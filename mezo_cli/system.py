@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from mezo_cli.errors import RunFailed, UserError, first_line, one_line, without_credentials
 
@@ -33,9 +33,10 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def set_library_defaults() -> None:
-    """Set what native libraries read from the environment when they are loaded; what the user has set stays."""
-    for name, value in LIBRARY_DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    """Set what torch's native libraries read from the environment when it is imported; what the user has set stays."""
+    if "torch" not in sys.modules:
+        for name, value in LIBRARY_DEFAULTS.items():
+            os.environ.setdefault(name, value)
 
 
 @contextlib.contextmanager
@@ -289,11 +290,6 @@ def explain_device_errors(what: str, advice: str, raises: type[UserError | RunFa
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def raise_keyboard_interrupt(*_: Any) -> NoReturn:
-    """Handle a signal like Ctrl-C."""
-    raise KeyboardInterrupt
-
-
 @contextlib.contextmanager
 def signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, Any], Any]) -> Iterator[None]:
     """Handle signals by `handler` inside the block, except those that are ignored, as SIGHUP is under nohup.
@@ -312,29 +308,9 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, A
             signal.signal(number, old)
 
 
-@contextlib.contextmanager
-def termination_as_keyboard_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C inside the block, so that an interrupted run records its status.
-
-    An interruption while a finalizer runs comes again: Python would only print it and continue.
-    """
-    before = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        handled = [number for number in ENDING_SIGNALS if callable(signal.getsignal(number))]
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt) or not handled:
-            before(unraisable)
-            return
-        # It comes when the finalizer has returned, and ends a system call that waits, too.
-        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(handled[0]))
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-
-    with signal_handlers(ENDING_SIGNALS[1:], raise_keyboard_interrupt):
-        sys.unraisablehook = hook
-        try:
-            yield
-        finally:
-            sys.unraisablehook = before
+def termination_as_keyboard_interrupt() -> contextlib.AbstractContextManager[None]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C inside the block, so that an interrupted run records its status."""
+    return signal_handlers(ENDING_SIGNALS[1:], signal.default_int_handler)
 
 
 def import_torch() -> None:

@@ -54,6 +54,16 @@ def test_a_pipe_has_plain_lines_that_are_never_wrapped() -> None:
     assert "\x1b" not in file.getvalue()
 
 
+def test_a_rate_is_that_of_the_last_minutes_and_a_late_end_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, clock = io.StringIO(), iter([0.0, *range(1, 11), *range(110, 5010, 100)])  # ten fast steps, then slow ones
+    monkeypatch.setattr(console_module.time, "perf_counter", lambda: float(next(clock)))
+    console = Console(file=file, width=1000)
+    with console_logging(console), progress_reporter(console, 1000, 0) as progress:
+        for step in range(1, 30):
+            progress.report_step(step, 0.5)
+    assert re.search(r"100 s per step  26 h \d\d min left \(\w+ \d\d:\d\d\)", file.getvalue().splitlines()[-1])
+
+
 def test_a_terminal_breaks_texts_between_words_and_commands_never() -> None:
     file = io.StringIO()
     with console_logging(Console(file=file, width=40, force_terminal=True)):

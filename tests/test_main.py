@@ -70,21 +70,6 @@ def test_ctrl_c_that_a_library_turns_into_another_error_is_one_line() -> None:
     assert (result.code, result.err) == (130, "error: interrupted\n")
 
 
-def test_ctrl_c_while_a_finalizer_runs_is_not_lost() -> None:
-    """Python prints what is raised in `__del__`, and goes on."""
-
-    class Finalized:
-        def __del__(self) -> None:
-            raise KeyboardInterrupt
-
-    def run(**_: object) -> None:
-        Finalized()
-        time.sleep(60)
-
-    result = mezo(run=run)
-    assert (result.code, result.err) == (130, "error: interrupted\n")
-
-
 @pytest.mark.slow
 def test_a_run_whose_terminal_is_gone_is_interrupted_and_can_be_resumed(
     roberta: Path, movies: Path, tmp_path: Path

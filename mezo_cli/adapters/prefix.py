@@ -32,8 +32,9 @@ class Prefix(PeftMethod):
         model, tokenizer, length = loaded.model, loaded.tokenizer, self.config.length
         words = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
         ids = torch.tensor(words)[torch.randint(len(words), (length,))].to(loaded.device)
-        body = find_cached_forward(model)
-        if body is None:
+        wanted = {"input_ids", "past_key_values"}
+        bodies = [one for one in model.modules() if wanted <= set(inspect.signature(one.forward).parameters)]
+        if not bodies:
             raise UserError(
                 f"{name} is a model family that peft=prefix does not support: it takes no past_key_values; use "
                 "peft=lora, or a model like RoBERTa, BERT, OPT, GPT-2 or Llama"
@@ -44,7 +45,7 @@ class Prefix(PeftMethod):
                 "the text"
             )
         with torch.no_grad():
-            key_values, shape = compute_key_values(body, ids)
+            key_values, shape = compute_key_values(bodies[-1], ids)  # the innermost
         layers, heads, width = shape
         wrapped = self.wrap(
             loaded,
@@ -57,7 +58,7 @@ class Prefix(PeftMethod):
         )
         encoder: Any = wrapped.prompt_encoder["default"]
         encoder.load_prompt_embeddings(key_values)
-        PrefixInput(body, encoder.embedding, shape)
+        PrefixInput(bodies[-1], encoder.embedding, shape)
         model.add_module("prefix", encoder.embedding)  # gives its parameter a name in the model
         tokenizer.model_max_length -= length
         return wrapped
@@ -113,13 +114,6 @@ class PrefixInput:
         layers, heads, width = self._shape
         values = self._table(self._rows.expand(rows, -1)).view(rows, len(self._rows), layers, 2, heads, width)
         return list(values.permute(2, 3, 0, 4, 1, 5))
-
-
-def find_cached_forward(model: nn.Module) -> nn.Module | None:
-    """Return the innermost module whose forward takes input_ids and past_key_values, or None."""
-    wanted = {"input_ids", "past_key_values"}
-    modules = [module for module in model.modules() if wanted <= set(inspect.signature(module.forward).parameters)]
-    return modules[-1] if modules else None
 
 
 def compute_key_values(body: nn.Module, ids: Tensor) -> tuple[Tensor, tuple[int, int, int]]:

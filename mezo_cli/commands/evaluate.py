@@ -50,9 +50,7 @@ def evaluate(
     """Evaluate a run, a checkpoint of one, or a plain Hugging Face folder; print scores."""
     if split not in SPLITS:
         raise UserError(f"--split {split}: allowed are {join(SPLITS)}{did_you_mean(split, SPLITS)}")
-    is_plain = _is_plain_folder(path)
-    if is_plain:
-        _check_plain(path, overrides, checkpoint, base)
+    is_plain = _is_plain_folder(path, overrides, checkpoint, base)
     import_torch()
     console = make_error_console() if as_json else make_console()
     with joined() as ranks, console_logging(console, quiet):
@@ -80,22 +78,21 @@ def evaluate(
     console.print(_table(result.scores(), result.details.get("predicted", {}), console.width))
 
 
-def _is_plain_folder(path: Path) -> bool:
-    """Return whether a folder is a model that belongs to no run."""
+def _is_plain_folder(path: Path, overrides: Sequence[str], checkpoint: str | None, base: Path | None) -> bool:
+    """Return whether a folder is a model that belongs to no run; what it needs or cannot have is checked then."""
     if not path.is_dir():
         raise UserError(f"{path}: no such folder")
     is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
     if not is_run and is_sweep(path):
         raise UserError(f"{path} is a sweep: name one of its runs (`mezo runs` lists the runs)")
-    return not is_run and checkpoints.find_run(path) is None
-
-
-def _check_plain(path: Path, overrides: Sequence[str], checkpoint: str | None, base: Path | None) -> None:
+    if is_run or checkpoints.find_run(path) is not None:
+        return False
     if not any(text.startswith("task=") for text in overrides):
         raise UserError(f"{path} is no run: give task=... and data=... to evaluate a plain model folder")
     for option, value in (("--base", base), ("--checkpoint", checkpoint)):
         if value is not None:
             raise UserError(f"{option} {value}: {path} is a plain model folder; the option needs a run")
+    return True
 
 
 def open_with_own(path: Path, checkpoint: str | None, base: Path | None, overrides: Sequence[str]) -> Opened:

@@ -11,13 +11,10 @@ from mezo_cli.errors import UserError
 from mezo_cli.system import import_torch
 
 
-def check_new_run(config: Config, has_data: bool = True) -> None:
-    """Check that the objective has what it needs, and if it continues prompts that the model does, and has room.
-
-    `has_data`: whether the data are where the config says, and not yet in memory.
-    """
+def check_new_run(config: Config) -> None:
+    """Check that the objective has what it needs, and if it continues prompts that the model does, and has room."""
     check_server_given(config)
-    check_reward(config, has_data)
+    check_reward(config)
     if not config.objective.needs_labels:
         encoder = load_encoder(config)
         if config.data.keep is not None:
@@ -26,14 +23,14 @@ def check_new_run(config: Config, has_data: bool = True) -> None:
             read_kept_rows(config, Path(config.data.keep), encoder.tokenizer)
 
 
-def check_reward(config: Config, has_data: bool = True) -> None:
+def check_reward(config: Config) -> None:
     """Open the reward, which checks its file and its parameters; the data are read where these name columns."""
     reward = reward_spec(config)
     if reward is not None:
         from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
 
         with Reward(reward) as opened:
-            if opened.needed and has_data:
+            if opened.needed:
                 from mezo_cli.data.sources import open_source
 
                 opened.check_columns(open_source(config.data_task, config.data).columns)

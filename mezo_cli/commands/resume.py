@@ -76,8 +76,13 @@ def resume_run(
     was_finished = run.writes and run.status() == "finished"
 
     def prepare() -> None:
-        if run.writes:
-            _write_new_end(run, new, was_finished)
+        if not run.writes:
+            return
+        config = read_config(run.path / "config.yaml")
+        changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
+        if changed or was_finished:  # the summary of a finished one is put aside
+            before, after = ({key: getattr(version, key) for key in changed} for version in (config, new))
+            change_end(run, to_yaml(new), before, after)
 
     with training_output(quiet) as console:
         if quiet:
@@ -131,7 +136,8 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
         new = new.replace(log_every=config.log_interval)
     if new.steps < config.steps:
         raise UserError(f"steps={new.steps}: {run.path} has steps={config.steps}, which can only be raised")
-    tied = config.optimizer.depends_on_total_steps
+    shapes = {name: getattr(config.optimizer, name, "constant") for name in ("sample_schedule", "schedule")}
+    tied = [f"optimizer.{name}={value}" for name, value in shapes.items() if value != "constant"]
     if new.steps > config.steps and tied:
         raise UserError(
             f"steps={new.steps}: with {tied[0]} every step depends on steps={config.steps}; start a new run"
@@ -153,12 +159,3 @@ def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> 
     is_given = any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
     again = is_given and stopped.get("by") == "max_seconds"
     return stopped.get("step", config.steps) < new.steps and (new != config or again)
-
-
-def _write_new_end(run: Run, new: Config, was_finished: bool) -> None:
-    """Write the changed config into a run that this process has claimed; put the summary of a finished one aside."""
-    config = read_config(run.path / "config.yaml")
-    changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
-    if changed or was_finished:
-        before, after = ({key: getattr(version, key) for key in changed} for version in (config, new))
-        change_end(run, to_yaml(new), before, after)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mezo_cli.commands.new_run import check_new_runs
-from mezo_cli.config.compose import Job
 from mezo_cli.config.own_code import KEYS, OwnCode, check_stored, for_workers, split_own_code
 from mezo_cli.config.stored import is_same_run
 from mezo_cli.console import announce, print_line, relative_path, training_output
@@ -131,7 +130,11 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
         check_new_runs(job.config for job in plan.jobs)
         workers = jobs.Workers(at_once, record.cwd, shown=not quiet and at_once == 1) if here else None
         record.write(plan.directory)
-        left = _left(plan)
+        statuses, alone = [job_status(job.directory) for job in plan.jobs], ("finished", "running", "damaged")
+        for status in alone[:2]:  # the last is told at the end
+            if count := statuses.count(status):
+                log.info("%d of %d jobs %s before: skipped", count, len(statuses), status)
+        left = {number: job for number, job in enumerate(plan.jobs) if statuses[number] not in alone}
         if prints:
             for job in left.values():
                 print_line(shlex.join(["mezo", *jobs.words_of(job, plan.config_dir, plan.own)]))
@@ -151,15 +154,6 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
             log.warning("%s; continue with: mezo resume %s", what, shlex.quote(relative_path(plan.directory)))
             raise
     return _conclude(plan, quiet)
-
-
-def _left(plan: SweepPlan) -> dict[int, Job]:
-    """Return the jobs that are to be run; log what is left alone."""
-    statuses, alone = [job_status(job.directory) for job in plan.jobs], ("finished", "running", "damaged")
-    for status in alone[:2]:  # the last is told at the end
-        if count := statuses.count(status):
-            log.info("%d of %d jobs %s before: skipped", count, len(statuses), status)
-    return {number: job for number, job in enumerate(plan.jobs) if statuses[number] not in alone}
 
 
 def _run_here(plan: SweepPlan, workers: jobs.Workers, words: Mapping[int, list[str]], at_once: int) -> None:

@@ -81,20 +81,13 @@ def complete(ctx: Any, incomplete: str) -> list[str]:
     zsh and fish hand over the word as it is typed, `task=ss`. Bash splits at `=`: it hands over `ss`, the words before
     it are `task` and `=`, and it expects the part after the `=`.
     """
-    config_dir, key = ctx.params.get("config_dir"), _key_in_bash()
-    start = f"{key}=" if key else ""
-    words = [word for word in _words(start + incomplete, config_dir) if word.startswith(start + incomplete)]
-    return [word.removeprefix(start) for word in words]
-
-
-def _key_in_bash() -> str | None:
-    """Return the key before the `=` that bash has split off, if it has."""
-    if os.environ.get("_MEZO_COMPLETE") != "complete_bash":
-        return None
-    words = os.environ.get("COMP_WORDS", "").split("\n")
-    here = int(os.environ.get("COMP_CWORD", "0"))
-    equals = [i for i in (here, here - 1) if words[i : i + 1] == ["="]]
-    return words[equals[0] - 1] if equals else None
+    start = ""  # what bash has split off
+    if os.environ.get("_MEZO_COMPLETE") == "complete_bash":
+        typed, here = os.environ.get("COMP_WORDS", "").split("\n"), int(os.environ.get("COMP_CWORD", "0"))
+        equals = [i for i in (here, here - 1) if typed[i : i + 1] == ["="]]
+        start = f"{typed[equals[0] - 1]}=" if equals else ""
+    words = _words(start + incomplete, ctx.params.get("config_dir"))
+    return [word.removeprefix(start) for word in words if word.startswith(start + incomplete)]
 
 
 def _words(incomplete: str, config_dir: str | None) -> list[str]:

@@ -283,7 +283,12 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
             break
         error = error.__cause__
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return SettingError(key, _yaml_mistake(error))
+        opened = re.search("flow|quoted", error.context or "") and error.context_mark  # a bracket or a quote left open
+        mark: Any = opened or error.problem_mark
+        file = Path(mark.name).read_text(encoding="utf-8").splitlines() if Path(mark.name).is_file() else []
+        match = re.match(r"\s*(?:- )?([\w.]+):\s+(?!['\"|>])(.*[{}:].*)", "".join(file[mark.line : mark.line + 1]))
+        how = f"; quote it: {match[1]}: '{match[2]}'" if match else ""
+        return SettingError(key, f"{mark.name}:{mark.line + 1}: {error.problem}{how}")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type="))]
     text = re.sub(r"\w+ raised while composing config: ", "", " ".join(lines[:3])) or type(error).__name__
@@ -292,13 +297,3 @@ def _explained(error: BaseException, key: str = "") -> SettingError:
         near = did_you_mean(name[1], key_owners()) if name else ""
         text = f"an interpolation does not resolve: {text}{near} (a plain ${{ is written \\${{)"
     return SettingError(key, f"{key}: {text}" if key and (does_not_resolve or key not in text) else text)
-
-
-def _yaml_mistake(error: yaml.MarkedYAMLError) -> str:
-    """Return FILE:LINE of a mistake in YAML, or of the bracket or quote that it leaves open, and what it is."""
-    opened = re.search("flow|quoted", error.context or "") and error.context_mark
-    mark: Any = opened or error.problem_mark
-    lines = Path(mark.name).read_text(encoding="utf-8").splitlines() if Path(mark.name).is_file() else []
-    match = re.match(r"\s*(?:- )?([\w.]+):\s+(?!['\"|>])(.*[{}:].*)", "".join(lines[mark.line : mark.line + 1]))
-    how = f"; quote it: {match[1]}: '{match[2]}'" if match else ""
-    return f"{mark.name}:{mark.line + 1}: {error.problem}{how}"

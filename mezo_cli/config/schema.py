@@ -232,12 +232,6 @@ class OptimizerConfig(Settings):
         """Yield the settings that do not go with others."""
         return iter(())
 
-    @property
-    def depends_on_total_steps(self) -> list[str]:
-        """The settings (KEY=VALUE) that make a step depend on `steps`, which then cannot be raised."""
-        values = {name: getattr(self, name, "constant") for name in ("sample_schedule", "schedule")}
-        return [f"optimizer.{name}={value}" for name, value in values.items() if value != "constant"]
-
 
 class PeftConfig(Settings):
     """Which parameters are trained: the method and its settings."""
@@ -351,6 +345,9 @@ class DataConfig(Settings):
     )
     weights: Literal["mean", "none"] = Field(  # none: the loss is that of equally frequent labels
         "mean", description="of rows in balanced batches; mean: the loss estimates the mean over the training rows"
+    )
+    store_texts: Flag = Field(
+        True, description="false: no file of the run has the texts of a row or a completion, so that it can be shared"
     )
     keep: Text | None = Field(  # rows with `prompt` and `answer`: log-probability, and KL divergence from the start
         None,

@@ -40,18 +40,13 @@ def read_table(paths: Sequence[Path], task: TaskConfig) -> Table:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8 ({error.reason})") from None
     if path.suffix in (".tsv", ".csv"):
-        _check_separator(path, text.removeprefix("\ufeff"), task)
+        first, own = text.removeprefix("\ufeff").split("\n", 1)[0].rstrip("\r"), "," if path.suffix == ".csv" else "\t"
+        for mark, name in SEPARATORS.items() if own not in first else ():  # of another format
+            names = [task.rename.get(word, word) for word in (field.strip(' "') for field in first.split(mark))]
+            if len(names) > 1 and ({*names} & {*read_columns(task)} or len(names) == len(task.files.columns)):
+                raise UserError(f"{path}:1: its fields are separated by {name}: a .csv needs commas, a .tsv tabs")
         return (_tsv if path.suffix == ".tsv" else _csv)(path, text, task)
     return _json(path, text.removeprefix("\ufeff"), task)
-
-
-def _check_separator(path: Path, text: str, task: TaskConfig) -> None:
-    """Refuse a file whose first line is the task's columns between separators of another format."""
-    first, own = text.split("\n", 1)[0].rstrip("\r"), "," if path.suffix == ".csv" else "\t"
-    for mark, name in SEPARATORS.items() if own not in first else ():
-        names = [task.rename.get(word, word) for word in (field.strip(' "') for field in first.split(mark))]
-        if len(names) > 1 and ({*names} & {*read_columns(task)} or len(names) == len(task.files.columns)):
-            raise UserError(f"{path}:1: its fields are separated by {name}: a .csv needs commas, a .tsv tabs")
 
 
 def _tsv(path: Path, text: str, task: TaskConfig) -> Table:

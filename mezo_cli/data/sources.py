@@ -136,15 +136,13 @@ def _find(folder: Path, stems: list[str]) -> list[Path]:
         raise UserError(f"{path}: this is {what}; a file is needed")
     if len(paths) > 1:
         raise UserError(f"{folder}: {join(p.name for p in paths)}: only one of these may be there; remove the others")
-    return paths or [p for stem in stems for p in _shards(folder, stem)]
-
-
-def _shards(folder: Path, stem: str) -> list[Path]:
-    found = (re.fullmatch(re.escape(stem) + r"-(\d+)-of-(\d+)\.parquet", p.name) for p in sorted(folder.iterdir()))
-    shards = [match for match in found if match]
-    if shards and len(shards) != int(shards[0][2]):
-        raise UserError(f"{folder}: {len(shards)} of the {int(shards[0][2])} shards of {stem} are there")
-    return [folder / match[0] for match in shards]
+    for stem in [] if paths else stems:
+        found = (re.fullmatch(re.escape(stem) + r"-(\d+)-of-(\d+)\.parquet", p.name) for p in sorted(folder.iterdir()))
+        shards = [match for match in found if match]
+        if shards and len(shards) != int(shards[0][2]):
+            raise UserError(f"{folder}: {len(shards)} of the {int(shards[0][2])} shards of {stem} are there")
+        paths += [folder / match[0] for match in shards]
+    return paths
 
 
 # --- the hub, a server with its interface (HF_ENDPOINT), or the local cache ---
@@ -163,14 +161,12 @@ def _open_hub(task: TaskConfig) -> Source:
     revision = next(commits, None)
     if cache_only:
         warn_of_cache(f"data set {hub.path}", revision)
-    rows = {split: _hub_rows(task, split, dataset) for split, dataset in loaded.items()}
+    rows = {}
+    for split, dataset in loaded.items():
+        name = "/".join(part for part in (hub.path, hub.name, split) if part)
+        table = dataset.with_format("arrow")[:].replace_schema_metadata(dataset.features.arrow_schema.metadata)
+        rows[split] = task_rows(files.arrow_table(name, f"hub data set {name}", table, spelled_as=("hub",)), task)
     return Source(rows[hub.train], rows.get(hub.dev or ""), rows.get(hub.test or ""), revision=revision)
-
-
-def _hub_rows(task: TaskConfig, split: str, dataset: Any) -> TaskRows:
-    name = "/".join(part for part in (task.hub.path, task.hub.name, split) if part)
-    table = dataset.with_format("arrow")[:].replace_schema_metadata(dataset.features.arrow_schema.metadata)
-    return task_rows(files.arrow_table(name, f"hub data set {name}", table, spelled_as=("hub",)), task)
 
 
 def _downloaded(task: TaskConfig) -> Path | None:

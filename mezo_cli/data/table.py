@@ -5,7 +5,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -214,18 +214,15 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
         read_as = join(f"{value} = {task.labels[i]}" for value, i in numbers if value != task.labels[i])
         notes.append(f"{table.name}: label numbers are read as {read_as}")
     for column in text_columns if table.suffix == ".tsv" else ():
-        if _is_quoted(table.fields(i)[column] for i, row in enumerate(table.rows) if '"' in row):
+        quoted = [table.fields(i)[column] for i, row in enumerate(table.rows) if '"' in row]
+        quoted = [text for text in quoted if '"' in text]
+        # as in CSV: each is in quotes, and some quote inside is doubled
+        if all(re.fullmatch('"([^"]|"")*"', text) for text in quoted) and any('""' in text[1:-1] for text in quoted):
             why = "a .tsv has no quoting; save the file as .csv"
             notes.append(
                 f"{table.name}: quotes around texts of column '{table.columns[column]}' are read as text: {why}"
             )
     return TaskRows(table, text_columns, [known[value] for value in values], notes=notes)
-
-
-def _is_quoted(fields: Iterable[str]) -> bool:
-    """Return whether fields are quoted as in CSV: each with a quote is in quotes, and some quote inside is doubled."""
-    quoted = [field for field in fields if '"' in field]
-    return all(re.fullmatch('"([^"]|"")*"', field) for field in quoted) and any('""' in field[1:-1] for field in quoted)
 
 
 def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Example:

@@ -45,7 +45,12 @@ def check(section: Section, session: Session, deadline: Deadline) -> None:
         return
     end, name = Deadline(min(MOST_SECONDS, deadline.left)), own.optimizer.name
     found = {name: _measured(own, end)}
-    for rival, config in rivals(own).items():
+    # AdamW with checkpointed activations: with the run's peft, and with a LoRA
+    model = own.model.replace(checkpoint_activations=True, dtype="float32", stream=False, stream_memory=0)
+    adamw = AdamWConfig(name="adamw", lr=1e-5)
+    changed = own.replace(model=model, optimizer=adamw, init="none", checkpoint="full")
+    lora = changed.replace(peft=own.peft if isinstance(own.peft, LoraConfig) else LoraConfig(name="lora"))
+    for rival, config in {f"adamw peft={own.peft.name}": changed, "adamw peft=lora": lora}.items():
         found[rival] = _too_large(config, session) or _measured(config, end)
     known = {one: figures for one, figures in found.items() if not isinstance(figures, str)}
     mine, said = known.get(name), []
@@ -65,15 +70,6 @@ def check(section: Section, session: Session, deadline: Deadline) -> None:
         verdict, advice = UNKNOWN, "give more --seconds" if any(LATE in one for one in found.values()) else ""
     text = f"backpropagation with checkpointed activations beside it, memory beyond the imports: {'; '.join(said)}"
     section.add(verdict, "backprop", text, advice, measured=known)
-
-
-def rivals(config: Config) -> dict[str, Config]:
-    """Return the runs by AdamW with checkpointed activations: with the run's peft, and with a LoRA."""
-    model = config.model.replace(checkpoint_activations=True, dtype="float32", stream=False, stream_memory=0)
-    adamw = AdamWConfig(name="adamw", lr=1e-5)
-    changed = config.replace(model=model, optimizer=adamw, init="none", checkpoint="full")
-    lora = changed.replace(peft=config.peft if isinstance(config.peft, LoraConfig) else LoraConfig(name="lora"))
-    return {f"adamw peft={config.peft.name}": changed, "adamw peft=lora": lora}
 
 
 def _too_large(config: Config, session: Session) -> str:

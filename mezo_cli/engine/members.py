@@ -180,18 +180,19 @@ class Adapters(Members):
         self._count += 1
         folder = Path(self._root.name) / f"{Path(self._root.name).name}-{self._count}"
         shutil.copytree(self._template, folder)
-        save_file({own: self._tensor(name, member) for name, own in self._names.items()}, folder / WEIGHTS)
+        tensors = {}
+        for name, own in self._names.items():
+            p = self._params.tensors[name]
+            if member.direction is None:
+                tensors[own] = p.detach().cpu().clone()
+            else:
+                span = self._params.span_of[name]
+                out = p.new_empty(span.numel)
+                self._params.noise.perturb(member.direction, span, member.c, out)
+                tensors[own] = out[: p.numel()].view(p.shape).cpu()
+        save_file(tensors, folder / WEIGHTS)
         (folder / WEIGHTS).chmod(0o644)  # which is written for its owner alone
         return str(folder)
-
-    def _tensor(self, name: str, member: Member) -> Tensor:
-        p = self._params.tensors[name]
-        if member.direction is None:
-            return p.detach().cpu().clone()
-        span = self._params.span_of[name]
-        out = p.new_empty(span.numel)
-        self._params.noise.perturb(member.direction, span, member.c, out)
-        return out[: p.numel()].view(p.shape).cpu()
 
     def _remove(self, folders: Sequence[str]) -> None:
         for folder in folders:
@@ -225,22 +226,19 @@ class WorkerWeights(Members):
         super().__init__(server, forward)
         params = forward.params
         self._decay = copy.deepcopy(params.decay)
-        if not server.is_started:
-            self._lay_out(type(loaded.model).__name__, params)
+        if not server.is_started:  # the workers find what they hold: all that is trained
+            tensors = [(name, list(p.shape)) for name, p in params.tensors.items()]
+            of_workers = self._call("lay_out", tensors=tensors, noise=params.noise.name)
+            try:
+                check_whole(tensors, [Block(*block) for of_worker in of_workers for block in of_worker])
+            except LayoutError as error:
+                family = type(loaded.model).__name__
+                raise UserError(f"engine={server.settings.name} does not support {family}: {error}") from error
         path = server.folder / "theta.safetensors"
         save_file({name: p.detach().cpu().clone() for name, p in params.tensors.items()}, path)
         self._call("load", path=str(path))
         path.unlink()
         self._change_to(THETA)
-
-    def _lay_out(self, family: str, params: Params) -> None:
-        """Let the workers find what they hold, and check that all that is trained is held."""
-        tensors = [(name, list(p.shape)) for name, p in params.tensors.items()]
-        of_workers = self._call("lay_out", tensors=tensors, noise=params.noise.name)
-        try:
-            check_whole(tensors, [Block(*block) for of_worker in of_workers for block in of_worker])
-        except LayoutError as error:
-            raise UserError(f"engine={self._server.settings.name} does not support {family}: {error}") from error
 
     def _call(self, method: str, **params: Any) -> list[Any]:
         """Call a method of `Shards` in every worker, with arguments as a text in JSON; return their results."""

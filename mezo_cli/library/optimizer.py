@@ -135,7 +135,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         Raises:
             FloatingPointError: when a loss is not finite. The weights are as they were, and no step was taken.
             UserError: when the closure returns no loss, a group's rate is not finite, or the weights are not where the
-                optimizer has put them. Neither is then a step taken.
+                optimizer has put them.
         """
         if closure is None:
             raise UserError(
@@ -190,11 +190,7 @@ class MezoOptimizer(torch.optim.Optimizer):
         return super().state_dict() | own | self.settings.method_settings() | self._updates.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after the step of a state dict; the model must have the weights of that step.
-
-        Raises:
-            UserError: when it is that of another run: names what differs. Only the groups' rates may.
-        """
+        """Continue after the step of a state dict, of this run; the model must have the weights of that step."""
         for name in ("steps", *SAVED, "deferred", "param_groups", "state"):
             if name not in state_dict:
                 raise UserError(f"state_dict: it is of no MezoOptimizer: {name} is missing")
@@ -216,8 +212,9 @@ class MezoOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group while the optimizer is made; refuse one later: the tuned tensors are in one storage by then."""
         if hasattr(self, "settings"):
-            why = "a MezoOptimizer keeps the groups that it was made with: make another one with params=[...] of all"
-            raise UserError(f"add_param_group: {why}")
+            raise UserError(
+                "add_param_group: MezoOptimizer keeps its groups; make another one with params=[...] of all"
+            )
         super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:

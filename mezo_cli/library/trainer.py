@@ -1,6 +1,8 @@
 """The Trainer of transformers with the MeZO step (docs/how-to/library.md)."""
 
+import os
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -8,8 +10,8 @@ import torch.distributed
 from torch import Tensor, nn
 from transformers import Trainer
 
-from mezo_cli.errors import UserError
-from mezo_cli.library.optimizer import MezoOptimizer, in_eval_mode
+from mezo_cli.errors import UserError, did_you_mean
+from mezo_cli.library.optimizer import MezoOptimizer, in_eval_mode, log
 
 Batch = dict[str, Any]
 FROM_ARGS = {"lr": "learning_rate", "weight_decay": "weight_decay", "seed": "seed"}  # setting -> TrainingArguments
@@ -36,12 +38,22 @@ class MezoTrainer(Trainer):
     def __init__(self, *args: Any, mezo: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.mezo = dict(mezo or {})
-        for name in FROM_ARGS.keys() & self.mezo.keys():
-            raise UserError(f"mezo: {name} is that of TrainingArguments({FROM_ARGS[name]}=...)")
+        known = [*signature(MezoOptimizer).parameters][1:]  # without the model
+        for name in self.mezo:
+            if name in FROM_ARGS:
+                raise UserError(f"mezo: {name} is that of TrainingArguments({FROM_ARGS[name]}=...)")
+            if name not in known:
+                raise UserError(f"mezo: MezoOptimizer has no argument {name!r}{did_you_mean(str(name), known)}")
         if self.optimizer is not None or self.optimizer_cls_and_kwargs is not None:
             raise UserError("MezoTrainer makes its optimizer itself: give its settings as mezo={...}")
         if self.args.n_gpu > 1 or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise UserError("MezoTrainer takes one GPU per process (torchrun), without DeepSpeed and FSDP")
+        policy = os.environ.get("OMP_WAIT_POLICY", "").upper()
+        if self.args.device.type == "cpu" and torch.get_num_threads() > 1 and policy != "PASSIVE":
+            log.warning(
+                "MezoTrainer: torch's idle threads spin, and take the cores from others: set OMP_WAIT_POLICY=PASSIVE "
+                "before Python starts, or import mezo_cli before torch"
+            )
         self._micro_batches: list[Batch] = []
         self._scales = False  # whether a micro-batch's loss is divided by the number of items of the whole step
 
@@ -92,7 +104,11 @@ class MezoTrainer(Trainer):
 
         loss = self.optimizer.estimate(closure)
         if is_first and self.args.world_size > 1:
-            self._check_same_tensors(self.optimizer.unreachable)
+            lists: list[Any] = [None] * self.args.world_size
+            torch.distributed.all_gather_object(lists, self.optimizer.unreachable)
+            for name in set().union(*lists).difference(set(lists[0]).intersection(*lists)):
+                why = "is in the graph of the loss in some processes alone: choose mezo={'params': ...}"
+                raise UserError(f"{name} {why}")
         return torch.tensor(loss, device=self.args.device)
 
     def _loss(self, model: nn.Module, batch: Batch, num_items: Tensor | int | None) -> Tensor:
@@ -117,13 +133,6 @@ class MezoTrainer(Trainer):
         with torch.no_grad(), in_eval_mode(model):
             once, twice = (self._loss(model, dict(batch), times * num_items) for times in (1, 2))
         return not torch.equal(once, twice)
-
-    def _check_same_tensors(self, unreachable: list[str]) -> None:
-        lists: list[Any] = [None] * self.args.world_size
-        torch.distributed.all_gather_object(lists, unreachable)
-        for name in set().union(*lists).difference(set(unreachable).intersection(*lists)):
-            why = "is in the graph of the loss in some processes alone: choose mezo={'params': ...}"
-            raise UserError(f"{name} {why}")
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Do nothing: there are no gradients."""

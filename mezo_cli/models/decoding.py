@@ -224,18 +224,17 @@ class CompletionText:
 
     def has_ended(self, ids: Sequence[int]) -> bool:
         """Return whether the last token completes a stop string."""
-        if not self._stop or not self._stop_may_end_in(ids[-1]):
+        if not self._stop:
+            return False
+        token = ids[-1]
+        if token not in self._may_end:  # it may have a part of the last character
+            text = self._decode([token])
+            self._may_end[token] = any(stop[-1] in text for stop in self._stop) or "\N{REPLACEMENT CHARACTER}" in text
+        if not self._may_end[token]:
             return False
         words = [token for token in ids[-2 * self._tail :] if token not in self._special][-self._tail :]
         text = self._decode(words)
         return any(stop in text for stop in self._stop)
-
-    def _stop_may_end_in(self, token: int) -> bool:
-        """Return whether a token has the last character of a stop string, or perhaps a part of it."""
-        if token not in self._may_end:
-            text = self._decode([token])
-            self._may_end[token] = any(stop[-1] in text for stop in self._stop) or "\N{REPLACEMENT CHARACTER}" in text
-        return self._may_end[token]
 
     def _decode(self, ids: Sequence[int]) -> str:
         ids = [*self._anchor, *ids]

@@ -93,11 +93,13 @@ class QuantizedLinear(nn.Linear):
         """Yield the dequantised weight by rows; each part is valid until the next one."""
         elements = ELEMENTS.get(self.bits.device.type, ELEMENTS_ELSEWHERE)
         step = min(max(BLOCK, elements // self.in_features // BLOCK * BLOCK), self.out_features)
-        buffer = _buffer(step * self.in_features if self.how == "int8" else 0, self.bits.device)
+        size, device = step * self.in_features if self.how == "int8" else 0, self.bits.device
+        if device not in _BUFFERS or len(_BUFFERS[device]) < size:
+            _BUFFERS[device] = torch.empty(size, device=device)
         for first in range(0, self.out_features, step):
             rows = slice(first, min(first + step, self.out_features))
             if self.how == "int8":
-                part = buffer[: (rows.stop - first) * self.in_features].view(-1, self.in_features)
+                part = _BUFFERS[device][: (rows.stop - first) * self.in_features].view(-1, self.in_features)
                 part.copy_(self.bits[rows]).mul_(self.scale[rows])
             else:
                 part = _dequantize_blocks(self.bits, self.scale, rows, self.in_features)
@@ -129,14 +131,9 @@ class _Product(torch.autograd.Function):
         return ctx.layer.transposed_product(grad), None
 
 
-_BUFFERS: dict[torch.device, Tensor] = {}  # one for all layers: they run one after another
-
-
-def _buffer(size: int, device: torch.device) -> Tensor:
-    """Return memory for so many float32. malloc would take new memory for each layer, as activations lie between."""
-    if device not in _BUFFERS or len(_BUFFERS[device]) < size:
-        _BUFFERS[device] = torch.empty(size, device=device)
-    return _BUFFERS[device]
+# Memory of float32, one for all layers, which run one after another. malloc would take new memory for each layer, as
+# activations lie between.
+_BUFFERS: dict[torch.device, Tensor] = {}
 
 
 def library_of(how: str) -> str:

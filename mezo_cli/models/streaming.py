@@ -54,7 +54,11 @@ class StreamedLayers:
         self.layers = numbered_layers(model)[2]
         self._files = {os.path.realpath(file): file.open("rb", buffering=0) for file in files}
         opened = {path: file.fileno() for path, file in self._files.items()}
-        tensors, mapped = [_tensors(layer) for layer in self.layers], mapped_files()
+        tensors, mapped = list[list[Tensor]](), mapped_files()
+        for layer in self.layers:  # of a quantised module its bits and scales are read
+            quantized = [module for module in layer.modules() if isinstance(module, QuantizedLinear)]
+            parts = [part for module in quantized for part in (module.bits, module.scale)]
+            tensors.append(parts or list(layer.parameters()))
         self._extents = [_extents(of_layer, mapped, opened) for of_layer in tensors]
         self.sizes = [sum(extent.size for extent in extents) for extents in self._extents]
         self._addresses = {id(tensor): tensor.data_ptr() for of_layer in tensors for tensor in of_layer}
@@ -119,12 +123,6 @@ def streamed_layers(model: Any) -> StreamedLayers | None:
     """Return what reads the layers of a model; None where they stay in memory."""
     found: StreamedLayers | None = getattr(model, "mezo_stream", None)
     return found
-
-
-def _tensors(layer: nn.Module) -> list[Tensor]:
-    """Return the tensors of a layer that are read as it runs: of a quantised one its bits and scales."""
-    modules = [module for module in layer.modules() if isinstance(module, QuantizedLinear)]
-    return [part for module in modules for part in (module.bits, module.scale)] or list(layer.parameters())
 
 
 def _extents(tensors: list[Tensor], files: list[tuple[int, int, int, str]], opened: dict[str, int]) -> list[Extent]:

@@ -17,7 +17,7 @@ from mezo_cli.report.frame import Entry, baselines, predicted_fractions, result_
 from mezo_cli.report.settings import changed_settings, method_name
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import own_reward
-from mezo_cli.runs.scores import MARK, NOTE, format_difference, format_score, metrics_of
+from mezo_cli.runs.scores import MARK, NOTE, TEXTS, format_difference, format_score, metrics_of
 
 EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
@@ -216,7 +216,9 @@ def _examples(run: Entry) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"right": [], "wrong": [], "completions": [], "test_rows": {}, "no_test_rows": ""}
     rows = run.run.predictions()
-    if not rows:
+    if rows and not {*TEXTS} & {*rows[0]}:
+        found["no_test_rows"] = "It keeps no texts of rows."
+    elif not rows:
         found["no_test_rows"] = "It has no predictions of test rows." if run.finished else OPEN_END
     elif "predicted" not in rows[0]:
         ordered = sorted(rows, key=lambda row: (-metrics_of(row).get(run.metric, 0.0), row["row"]))

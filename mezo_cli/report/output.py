@@ -94,17 +94,13 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
     """Return records as CSV. A text that a spreadsheet would run as a formula gets a `'` before it."""
     import pandas as pd
 
-    return str(pd.DataFrame(records, dtype=object).map(_as_text).map(_quoted).to_csv(index=False))
+    return str(pd.DataFrame(records, dtype=object).map(_cell).to_csv(index=False))
 
 
-def _quoted(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def _as_text(value: Any) -> Any:
+def _cell(value: Any) -> Any:
     """Return a list or mapping as the text of one cell: `13 21`, `negative:4 positive:6`, sentences with semicolons."""
     if isinstance(value, Mapping):
-        return " ".join(f"{key}:{entry}" for key, entry in value.items())
+        value = " ".join(f"{key}:{entry}" for key, entry in value.items())
     if isinstance(value, list):
-        return ("; " if any(isinstance(entry, str) for entry in value) else " ").join(map(str, value))
-    return value
+        value = ("; " if any(isinstance(entry, str) for entry in value) else " ").join(map(str, value))
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -93,6 +93,9 @@ def render(report: Report, progress: Progress) -> str:
     tasks, models = sorted({run.config.task.name for run in report.runs}), sorted({run.model for run in report.runs})
     with drawing():
         drawn = [page_figure(f"p{number}", WIDE, draw_lines, *one) for number, one in enumerate(report.panels.items())]
+    run_table = make_table("Runs", run_rows(report.runs), left=2)
+    # The results first: at the right end of a wide table they would have to be scrolled to.
+    first = ["run", "verdict", "dev", "before", "test"]
     several = {
         "title": f"{len(report.runs)} runs",
         "lede": f"{states}; on {', '.join(tasks)}, with {', '.join(models)}.",
@@ -100,7 +103,7 @@ def render(report: Report, progress: Progress) -> str:
         "groups": group_view(report.groups),
         "protocol": f"{PROTOCOL[0].upper()}{PROTOCOL[1:]}",
         "panels": drawn,
-        "run_table": _run_table(report.runs),
+        "run_table": run_table[[*first, *(name for name in run_table if name not in first)]],
         "links": {one["run"]: one["id"] for one in sections},
         "runs": sections,
     }
@@ -135,13 +138,6 @@ def _style() -> str:
     dark_scheme = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
     text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     return f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
-
-
-def _run_table(runs: Sequence[Entry]) -> pd.DataFrame:
-    """Return the table of runs, the results first: at the right end of a wide one they would have to be scrolled to."""
-    table = make_table("Runs", run_rows(runs), left=2)
-    first = ["run", "verdict", "dev", "before", "test"]
-    return table[[*first, *(name for name in table if name not in first)]]
 
 
 # --- one run ---

@@ -28,6 +28,7 @@ WITHOUT_EFFECT = (
     "logger.",
     "distributed.",
     "data.keep",
+    "data.store_texts",
     "log_every",
     "test_at_start",
     "micro_batch_size",

@@ -93,7 +93,9 @@ def group_view(groups: Sequence[Group]) -> Comparison:
         table = make_table(title, [_group_row(group) for group in same], left=4)
         empty = [name for name in ("paper", "diff") if not table["paper"].any()]
         empty += [name for name in ("before", "verdict") if (table[name] == "-").all()]
-        empty += [name for name in ("peak GB", "s/step") if not _differs([_costs(group)[name] for group in same])]
+        for name in ("peak GB", "s/step"):  # a cost that differs between groups by no more than the noise of a machine
+            known = [cost for group in same if (cost := _costs(group)[name])]
+            empty += [name] if not known or max(known) <= COST_NOISE * min(known) else []
         if (table["chosen"] == "-").all():
             empty.append("chosen")
             table.attrs["left"] = 3
@@ -134,12 +136,6 @@ def _costs(group: Group) -> dict[str, float | None]:
     steps = [run.summary["seconds"] / run.summary["steps"] for run in group.results if run.summary.get("steps")]
     known = {"peak GB": peaks, "s/step": steps}
     return {name: float(np.median(values)) if values else None for name, values in known.items()}
-
-
-def _differs(values: Sequence[float | None]) -> bool:
-    """Return whether a cost differs between groups by more than the noise of a machine."""
-    known = [value for value in values if value]
-    return bool(known) and max(known) > COST_NOISE * min(known)
 
 
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:

@@ -64,29 +64,23 @@ class Reward(AbstractContextManager["Reward"]):
                 raise UserError(f"{KEY}={self.spec.describe()}: takes '{name}', which is no column; {there}")
 
     def check(self, batch: Batch, columns: Iterable[str] = ()) -> bool:
-        """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers.
-
-        `columns` are those of all rows of the data.
-        """
-        self.check_columns(columns)
+        """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers."""
+        self.check_columns(columns)  # of all rows
         batch = {**batch, "completions": [answers[0] if answers else "" for answers in batch["golds"]]}
-        locations = batch["locations"]
         try:
             first, second = (self._row_scores(batch) for _ in range(2))
         except RunFailed as error:
             raise UserError(str(error)) from error
         errors = [scores for scores in first if isinstance(scores, str)]
         if errors and (self._on_error == "stop" or len(errors) == len(first)):
-            raise UserError(self._line(locations[first.index(errors[0])], errors[0]))
+            raise UserError(self._line(batch["locations"][first.index(errors[0])], errors[0]))
         return first == second
 
     def score(self, batch: Batch) -> RewardBatch:
         """Return the rewards of completions, [n].
 
-        Args:
-            batch: by name, [n] each: `completions`; of the row of each all columns (`rows`), the prompt (`prompts`),
-                gold answers (`golds`) and its file and line or its split and number (`locations`); and `seed`, which
-                is that of (seed, step, row, sample).
+        A batch has `completions`; of each one's row all columns (`rows`), `prompts`, `golds` and `locations`, its file
+        and line or its split and number; and `seed`, that of (seed, step, row, sample).
         """
         self.check_columns(column for row in batch["rows"] for column in row)
         batch = {**batch, "seed": [int(seed) for seed in batch["seed"]]}

@@ -54,11 +54,7 @@ class RewardError(Exception):
 
 
 class Function:
-    """A reward that is called by the names of its parameters: `NAMES` win over columns of the rows.
-
-    Attributes:
-        needed: the columns that it cannot be called without.
-    """
+    """A reward that is called by the names of its parameters; `needed` are columns that it has no default for."""
 
     def __init__(self, function: Any) -> None:
         try:
@@ -101,13 +97,10 @@ def load(target: str, settings: Mapping[str, Any] | None, sha256: str | None) ->
 
 def score(functions: Sequence[Function], batch: Batch, columns: Sequence[str]) -> list[list[Scores]]:
     """Return the scores of each function for each row of a batch; `columns` are those of the data."""
-    scores: list[list[Scores]] = []
-    n = len(batch["rows"])
+    scores, n = list[list[Scores]](), len(batch["rows"])
     for function in functions:
         try:
             values = function(batch, columns)
-        except RewardError:
-            raise
         except (Exception, SystemExit) as error:
             raise RewardError(f"raised {_describe(error)}") from error
         expected = f"for {n} completions: expected a list with one number or dict for each"

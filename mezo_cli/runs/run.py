@@ -103,7 +103,8 @@ class Run:
             return
         has_begun = any((path / name).exists() for name in (METRICS, "trajectory.bin", "checkpoints"))
         if has_begun or cls(path).info()["status"] != "failed":
-            raise _taken(path)
+            how = f"continue it by `mezo resume {path}`, or name another hydra.run.dir"
+            raise UserError(f"{path} already holds a run: {how}")
 
     def _discard(self) -> None:
         """Remove what this object has created: the directory is as it was before."""
@@ -534,10 +535,6 @@ def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:
         "git_dirty": is_dirty,
         "config_sha256": hashlib.sha256(config_yaml.encode()).hexdigest(),
     }
-
-
-def _taken(path: Path) -> UserError:
-    return UserError(f"{path} already holds a run: continue it by `mezo resume {path}`, or name another hydra.run.dir")
 
 
 def utc_now() -> str:

@@ -8,6 +8,8 @@ from mezo_cli.config.registry import METRICS
 
 MARK = "@0"  # beside the score of a run whose training did not help: it is the score of step 0
 NOTE = f"{MARK}: step 0 was picked, the model before training: none was better on dev"
+# Fields of a record that show rows of the data, or what the model made of them.
+TEXTS = ("columns", "prompt", "completion", "completions", "golds", "candidates", "prediction", "right")
 OTHERS = ("step", "seconds", "rows", "row", "drift", "keep_log_prob", "keep_kl")  # numbers that are no metrics
 
 
@@ -24,6 +26,11 @@ def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics and the loss among the fields of an evaluation."""
     numbers = {name: value for name, value in values.items() if isinstance(value, (int, float)) and name not in OTHERS}
     return {name: float(value) for name, value in numbers.items() if not isinstance(value, bool)}
+
+
+def without_texts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's record without texts: its label, what was predicted, probabilities and figures."""
+    return {name: value for name, value in record.items() if name not in TEXTS}
 
 
 # --- as text ---

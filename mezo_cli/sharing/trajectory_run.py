@@ -6,11 +6,13 @@ names, shapes and bytes of all parameters: models/stored_tensors.py), which a re
 """
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from mezo_cli import models
+from mezo_cli.adapters.base import find_method
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.own_code import SHUFFLED
 from mezo_cli.config.schema import Config, LoggerConfig
@@ -20,6 +22,7 @@ from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.jsonl import write_object
 from mezo_cli.runs.run import ALWAYS_READ
+from mezo_cli.runs.scores import without_texts
 from mezo_cli.sharing.card import base_name, code, hub_id, write_card
 from mezo_cli.sharing.model_folder import CARD
 from mezo_cli.training import restore
@@ -28,13 +31,21 @@ from mezo_cli.training.session import Session
 # Of run.json: what is about the machine and its user, and what shows rows of the data.
 PRIVATE = ("argv", "pid", "host", "cuda_visible_devices", "prompt", "logged_as", "changes", "pruned", "engine", "error")
 
+REPLAYED = (
+    "This is not a model but a run without its checkpoints: the scalars from which, with the base model, the",
+    "weights of every step follow bit for bit.",
+)
+ADAPTER = ("This is a run without its checkpoints but for the adapter of its best step: it has no trajectory.",)
+
 
 def check_rebuildable(config: Config, name: str) -> None:
-    """Refuse a run whose weights do not follow from its trajectory on every machine."""
+    """Refuse a run whose weights do not follow from its trajectory on every machine, and are no adapter."""
     if not config.optimizer.replayable:
+        if find_method(config.peft).stands_alone:
+            return
         raise UserError(
-            f"{name}: optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt; export "
-            "them without --trajectory"
+            f"{name}: optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt, and "
+            f"peft={config.peft.name} has no adapter to be written in its place; export them without --trajectory"
         )
     if zeroth_order(config.optimizer).noise == "torch":
         raise UserError(
@@ -44,7 +55,14 @@ def check_rebuildable(config: Config, name: str) -> None:
 
 
 def rebuild_weights(run: Run, config: Config) -> tuple[Session, dict[str, dict[str, Any]]]:
-    """Rebuild the weights of best and last from the base model; return the last session, and the sha256 of both."""
+    """Rebuild the weights of best and last from the base model; return the last session, and the sha256 of both.
+
+    Those of a run without a trajectory are loaded: its best.
+    """
+    if not config.optimizer.replayable:
+        session = restore.load_checkpoint(config, run, "best")
+        found = {"step": restore.find_step(config, run, "best"), "sha256": models.fingerprint(session.loaded.model)}
+        return session, {"best": found}
     steps = {name: restore.find_step(config, run, name) for name in ("best", "last")}
     sums: dict[int, str] = {}
     for step, session in restore.replay_to_each(config, run, steps.values()):
@@ -70,15 +88,30 @@ def write_trajectory_run(
     info = {key: value for key, value in run.info().items() if key not in PRIVATE}
     copied = [name for name in (*ALWAYS_READ, run.initial_state_file.name) if (run.path / name).exists()]
     info |= {"weights": weights, "config_sha256": hashlib.sha256(portable.encode()).hexdigest()}
-    info["ends"] = run.ends(copied)
-    if "reward" in info:
-        info["reward"] = {**info["reward"], "name": _without_folder(info["reward"]["name"])}
-    write_object(folder / "run.json", info)
-    run.read_trajectory()
+    if "reward" in info:  # without the folder of a file of the user's own
+        name = info["reward"]["name"].removeprefix(SHUFFLED)
+        before = SHUFFLED if name != info["reward"]["name"] else ""
+        info["reward"] = {**info["reward"], "name": f"{before}{Path(name).name}"}
+    made = Run(folder)
+    if config.optimizer.replayable:
+        run.read_trajectory()
     for name in copied:
         shutil.copyfile(run.path / name, folder / name)
+    if not config.optimizer.replayable:
+        made.save_checkpoint("best", weights["best"]["step"], lambda to: _copy_adapter(run, to, base_name(config)))
+    if rows := run.predictions():
+        made.write_predictions(map(without_texts, rows))
+    write_object(folder / "run.json", {**info, "ends": made.ends()})
     step, use = int(weights["best"]["step"]), _use(config, repo, weights)
     write_atomically(folder / CARD, write_card(run, session, step, repo, use, "mezo"))
+
+
+def _copy_adapter(run: Run, to: Path, base: str) -> None:
+    """Copy the adapter of the checkpoint `best`; its own file names a path of this machine as its base."""
+    for file in (run.checkpoints / "best").glob("adapter_*"):
+        shutil.copyfile(file, to / file.name)
+    for file in to.glob("*.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}, indent=2))
 
 
 def _portable(config: Config, run: Run, revision: str | None) -> Config:
@@ -98,12 +131,6 @@ def _portable(config: Config, run: Run, revision: str | None) -> Config:
     )
 
 
-def _without_folder(reward: str) -> str:
-    """Return the name of a reward without the folder of a file of the user's own."""
-    name = reward.removeprefix(SHUFFLED)
-    return f"{SHUFFLED if name != reward else ''}{Path(name).name}"
-
-
 def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -> str:
     """Return how to use the folder, and what its weights must be."""
     columns = list(config.task.columns)
@@ -115,8 +142,8 @@ def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -
     lines = [f"| {name} | {one['step']} | `{one['sha256']}` |" for name, one in weights.items()]
     return "\n".join(
         [
-            "This is not a model but a run without its checkpoints: the scalars from which, with the base model, the",
-            f"weights of every step follow bit for bit. The program mezo rebuilds and checks them.{needed}",
+            *(REPLAYED if config.optimizer.replayable else ADAPTER),
+            f"The program mezo checks them.{needed}",
             "",
             "```sh",
             *download,

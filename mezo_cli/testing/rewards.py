@@ -9,7 +9,7 @@
 They need pytest alone: no model, and nothing from the network.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -64,17 +64,10 @@ class Conformance:
 
     def test_whatever_a_model_writes_has_a_reward(self, reward: Reward) -> None:
         """Empty, long and malformed completions get a finite number: a run stops at a reward that raises."""
-        _, row, golds, _ = self.cases[0]
-        n = len(UNUSUAL)
-        assert score(reward, UNUSUAL, [row] * n, [golds] * n, range(n)).errors == 0
+        assert self.score(reward, [0] * len(UNUSUAL), UNUSUAL).errors == 0
 
-    def score(self, reward: Reward, numbers: Any) -> RewardBatch:
-        """Score some of the cases."""
+    def score(self, reward: Reward, numbers: Any, said: Any = None) -> RewardBatch:
+        """Score some of the cases, with their own completions or others."""
         completions, rows, golds, _ = zip(*(self.cases[i] for i in numbers), strict=True)
-        return score(reward, completions, rows, golds, list(numbers))
-
-
-def score(reward: Reward, completions: Sequence[str], rows: Any, golds: Any, numbers: Sequence[int]) -> RewardBatch:
-    """Score completions of rows with these numbers, which are their seeds, too."""
-    of_rows = {"rows": rows, "golds": golds, "prompts": [""] * len(rows), "locations": [f"row {i}" for i in numbers]}
-    return reward.score({"completions": completions, "seed": numbers, **of_rows})
+        batch = {"rows": rows, "golds": golds, "prompts": golds, "seed": list(numbers), "locations": numbers}
+        return reward.score({**batch, "completions": said or completions})

@@ -1,6 +1,7 @@
 """The evaluations of a run: of dev when they are due, with the checkpoints that follow; of the untrained model."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ class Evaluations:
     Attributes:
         dev: step -> the fields of the line of the evaluation on dev.
         best: the step of the best of them.
+        dev_seconds: what those after the first step have taken in this process.
         untrained: split -> values of its evaluation before the first step, [rows, values]; empty if they are not known.
         last_dev: step and values of the last evaluation on dev, of a run without a test split: nothing has picked it.
         forgetting: compares the weights of each evaluation on dev with those of the start; None: they are not.
@@ -43,7 +45,7 @@ class Evaluations:
     def __init__(self, run_log: RunLog, rows: Mapping[str, list[Any]], console: Console) -> None:
         self.run_log, self.rows, self._console = run_log, rows, console
         self.dev: dict[int, Mapping[str, Any]] = {}
-        self.best = 0
+        self.best, self.dev_seconds = 0, 0.0
         self.untrained: dict[str, Tensor] = {}
         self.last_dev: tuple[int, Tensor] | None = None
         self.forgetting: Forgetting | None = None
@@ -71,7 +73,9 @@ class Evaluations:
         evaluation = None
         if (is_last or config.evaluates_at(step)) and step not in self.dev:
             check_same_weights(session, step)
+            began = time.perf_counter()
             evaluation = self._evaluate(session, self.rows["dev"], progress.evaluation(len(self.rows["dev"])))
+            self.dev_seconds += time.perf_counter() - began if run_log.started is not None else 0.0
             if self.forgetting is not None:
                 evaluation = evaluation.with_details(self.forgetting.measure(session))
             self._latest = step, evaluation
@@ -92,6 +96,8 @@ class Evaluations:
             self.last_dev = step, evaluation.values
             run_log.save_values(LAST_DEV, {"dev": evaluation.values})
         kept = [record for record in evaluation.records[: session.objective.kept_records] if record]
+        if not config.data.store_texts:
+            kept = []
         if kept:
             run_log.run.log_completions(step, kept)
         run_log.evaluation("dev", step, evaluation)

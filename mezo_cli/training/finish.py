@@ -14,7 +14,7 @@ from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs import BEFORE_TRAINING, trajectory
-from mezo_cli.runs.scores import format_score
+from mezo_cli.runs.scores import format_score, without_texts
 from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.evaluations import Evaluations
 from mezo_cli.training.session import Session
@@ -66,7 +66,8 @@ def finish(
             run_log.evaluation(split, best, evaluations[split])
     if "test" in evaluations:
         pairs = zip(texts or [], evaluations["test"].records, strict=True)
-        run.write_predictions({**session.objective.describe_row(row), **record} for row, record in pairs)
+        rows = ({**session.objective.describe_row(row), **record} for row, record in pairs)
+        run.write_predictions(rows if config.data.store_texts else map(without_texts, rows))
     info, forwards = run.info(), optimizer.count_forwards(run_log.step)
     probe, reward, stopped = info.get("probe"), info.get("reward"), info.get("stopped")
     forwards["forwards"] += sum(info[before]["forwards"] for before in BEFORE_TRAINING if info.get(before))

@@ -34,6 +34,7 @@ from mezo_cli.training.run_log import RunLog
 
 log = logging.getLogger("mezo")
 
+COSTLY = 0.25  # of the time: evaluations on dev that take more are told
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
 
 
@@ -61,7 +62,7 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
     load = None if resumed is None else partial(restore.load_for_resume, config, run, resumed)
     check = None if resumed is None else partial(_check_data_unchanged, config, run)
     prepared = prepare(config, load, check, trains=True)
-    _begin(prepared, run, is_new=resumed is None)
+    _begin(prepared, run, resumed)
     session, sampler, kept, texts = prepared.session, prepared.sampler, prepared.kept, prepared.splits.test
     train, running = prepared.rows["train"], running_engine(config, run, prepared.session, prepared.rows)
     run_log, divergence = RunLog(config, run, current(), before), Divergence()
@@ -101,6 +102,9 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
                 stop_early(stop_reason, session, scores, progress)
         run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = run_log.seconds()
+        if run_log.started is not None and scores.dev_seconds > COSTLY * (time.perf_counter() - run_log.started):
+            share = 100 * scores.dev_seconds / (time.perf_counter() - run_log.started)
+            log.info("dev    evaluations took %.0f%% of the time: raise eval_every, or set data.eval_limit", share)
         engine.check_weights(session.params)
         if run.writes:
             run.update(weights={"last": {"step": run_log.step, "sha256": fingerprint(session.loaded.model)}})
@@ -150,21 +154,22 @@ def _resume(step: int, scores: Evaluations, divergence: Divergence, *, replayabl
 # --- before the first step ---
 
 
-def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
+def _begin(prepared: Prepared, run: Run, resumed: int | None) -> None:
     """Record what is trained on what; in a new run also fit the linear probe and check the precision."""
     session, splits, sampler, rows = prepared.session, prepared.splits, prepared.sampler, prepared.rows
-    config = session.config
+    config, is_new = session.config, resumed is None
+    dtype = config.model.compute_dtype
     test = "no test split" if splits.test is None else f"{len(splits.test)} test"
     log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
     run.update(
         data_fingerprint=splits.fingerprint,
         keep_sha256=_keep_sha256(config),
         rows={name: len(rows[name]) if name in rows else None for name in ("train", "dev", "test")},
-        prompt=session.encoder.decode(rows["train"][0]),
+        prompt=session.encoder.decode(rows["train"][0]) if config.data.store_texts else None,
         **session.objective.describe(),
         metric=config.chosen_metric,
         device=system.device_name(session.loaded.device),
-        arithmetic=system.describe_arithmetic(session.loaded.device, config.model.compute_dtype),
+        arithmetic=_arithmetic(run, resumed, system.describe_arithmetic(session.loaded.device, dtype)),
         matmul_precision=torch.get_float32_matmul_precision(),
         task_version=config.task.version,
         trainable=session.trainable(),
@@ -184,6 +189,15 @@ def _begin(prepared: Prepared, run: Run, *, is_new: bool) -> None:
     check_same_weights(session)
     if session.ranks.size > 1:
         log.info("ranks  %d ranks share the %s of each step", session.ranks.size, session.ranks.split)
+
+
+def _arithmetic(run: Run, resumed: int | None, here: dict[str, str]) -> list[dict[str, Any]]:
+    """Return what the forwards are computed with, from which step on: another machine may go on with a run."""
+    before = run.info().get("arithmetic") or [] if resumed else []
+    known = [{"from_step": 0, **before}] if isinstance(before, dict) else list(before)  # as earlier versions wrote it
+    if known and {**known[-1], **here} == known[-1]:
+        return known
+    return [*known, {"from_step": resumed or 0, **here}]
 
 
 def _check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:

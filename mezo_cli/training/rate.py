@@ -19,7 +19,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.distributed.ranks import current
-from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import not_finite
@@ -53,9 +53,9 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
     def tick() -> None:
         ticks.append(time.perf_counter())
         if config.max_seconds is not None and current().first_says(ticks[-1] - ticks[0] >= config.max_seconds):
-            raise _LimitError
+            raise RunStopped
 
-    steps, usual, limit = steps_of(config), row.lr, config.max_seconds or 0.0
+    steps = steps_of(config)
     try:
         for rate in rates_around(row):
             if ended:  # each begins at the run's start
@@ -65,16 +65,14 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
                 result = ended[rate] = race(prepared, rate, tick)
             loss = result.loss if result else math.inf
             log.info("rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, loss)
-        chosen = choose(ended, usual)
+        chosen = choose(ended, row.lr)
         why = "its loss is the lowest, and lower than that of the table's row beyond chance"
-        if chosen == usual:
+        if chosen == row.lr:
             why = "that of the table's row: no other's loss is lower beyond chance"
         log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
-    except _LimitError:
-        chosen = usual
-        log.info(
-            "rate   optimizer.lr=%g, the table's: max_seconds=%g ended the race after %d", usual, limit, len(ended)
-        )
+    except RunStopped:
+        chosen = row.lr
+        log.info("rate   optimizer.lr=%g, the table's: after %d rates max_seconds was over", chosen, len(ended))
     found = with_rate(config, chosen)
     taken = [steps] * len(ended) + [max(0, len(ticks) - steps * len(ended))]
     forwards = sum(config.optimizer.count_forwards(count, config.steps)["forwards"] for count in taken)
@@ -83,10 +81,6 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
         run.update(race={"losses": losses, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
         recovery.change_end(run, to_yaml(found), {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
     return found, time.perf_counter() - ticks[0]
-
-
-class _LimitError(Exception):
-    """The race has taken `max_seconds`."""
 
 
 def choose(ended: Mapping[float, Evaluation | None], usual: float) -> float:

@@ -36,7 +36,8 @@ class Mistake:
 
 def train(*words: str) -> list[str]:
     """Return a short training with the given words in addition."""
-    base = ["model.path=MODEL", "data=files", "data.dir=DATA", "hydra.run.dir=out", "steps=2", "batch_size=4"]
+    out = f"hydra.{'sweep' if '-m' in words else 'run'}.dir=out"
+    base = ["model.path=MODEL", "data=files", "data.dir=DATA", out, "steps=2", "batch_size=4"]
     given = {word.split("=")[0].lstrip("+~") for word in words}
     return ["train", *(word for word in base if word.split("=")[0] not in given), *words]
 

@@ -153,5 +153,5 @@ def test_mistakes(settings: dict[str, Any], data: dict[str, Any], said: str, tmp
 def test_a_damaged_text_is_refused_in_any_column(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text('{"question": "a", "x": ["\\ud800"]}\n' * 4)
-    with pytest.raises(UserError, match=r"all.jsonl:\d: a text contains an unpaired surrogate"):
+    with pytest.raises(UserError, match=r"all.jsonl:\d: column 'x' contains an unpaired surrogate"):
         load(QA.replace(rename={}, generate=GeneratePrompt(prompt="{question}")), files_config(path), 1)

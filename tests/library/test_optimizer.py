@@ -372,8 +372,8 @@ def test_numbers_of_numpy(tmp_path: Path) -> None:
         optimizer.close()
     assert results[0] == results[1]
     assert (tmp_path / "python").read_bytes() == (tmp_path / "numpy").read_bytes()
-    with pytest.raises(UserError, match=r"samples=2.0: allowed is a whole number"):
-        MezoOptimizer(make(), samples=np.float64(2))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"samples=2.5: allowed is a whole number"):
+        MezoOptimizer(make(), samples=np.float64(2.5))  # type: ignore[arg-type]
 
 
 def test_what_a_closure_may_return() -> None:

@@ -1,5 +1,7 @@
 """MezoTrainer: the Trainer's own loop with the step, saved, resumed and shared by processes, to the same bits."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import transformers
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForSequenceClassification, TrainingArguments
 
+import mezo_cli
 from mezo_cli import MezoOptimizer, MezoTrainer, replay
 from mezo_cli.errors import UserError
 from tests.ranks import call_in_ranks
@@ -199,9 +202,29 @@ def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     model = classifier()
     with pytest.raises(UserError, match=r"mezo: lr is that of TrainingArguments\(learning_rate=\.\.\.\)"):
         make(model, tmp_path, {"lr": 1e-3})
+    with pytest.raises(UserError, match=r"mezo: MezoOptimizer has no argument 'epss' \(did you mean 'eps'\?\)"):
+        make(model, tmp_path, {"epss": 1e-3})
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
     with pytest.raises(UserError, match="makes its optimizer itself: give its settings as mezo"):
         MezoTrainer(model, args, optimizers=(MezoOptimizer(classifier()), None))
     trainer = transformers.Trainer(model, args, train_dataset=ROWS, optimizers=(MezoOptimizer(model), None))
     with pytest.raises(UserError, match=r"use mezo_cli\.MezoTrainer"):
         trainer.train()
+
+
+def test_it_says_that_threads_spin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for policy, threads, count in (("PASSIVE", 2, 0), ("", 1, 0), ("", 2, 1)):
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        make(classifier(), tmp_path, {})
+        assert sum("OMP_WAIT_POLICY=PASSIVE" in line for line in caplog.messages) == count
+
+
+def test_the_package_sets_the_environment_of_torch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.delitem(sys.modules, "torch")
+    assert mezo_cli.load is not None
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"

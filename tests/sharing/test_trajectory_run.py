@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import mezo_cli
 from mezo_cli import load
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.registry import OPTIMIZERS
@@ -23,7 +24,7 @@ from tests.interruption import interrupt_at
 
 TEXTS = ["a fine film", "dull", "not bad at all"]
 FILES = {"README.md", "config.yaml", "metrics.jsonl", "run.json", "start.safetensors", "summary.json"}
-FILES |= {"trajectory.bin"}
+FILES |= {"trajectory.bin", "predictions.jsonl"}
 
 
 @pytest.fixture
@@ -44,6 +45,8 @@ def test_it_says_nothing_of_this_machine(run: Path, roberta: Path, shared: Path)
             assert os.fsencode(str(secret)) not in data, path.name
     config = yaml.safe_load((shared / "config.yaml").read_text())
     assert (config["data"]["dir"], config["model"]["path"]) == (None, f"./{roberta.name}")
+    rows, whole = (Run(one).predictions() or [] for one in (shared, run))
+    assert [{*row} for row in rows] == [{"row", "label", "predicted", "probabilities"}] * len(whole)
     card, weights = (shared / "README.md").read_text(), Run(shared).info()["weights"]
     assert Run(shared).info()["ends"].keys() == FILES - {"README.md", "config.yaml", "run.json"}
     for name in ("best", "last"):
@@ -138,3 +141,44 @@ def test_a_run_that_holds_what_no_run_writes(run: Path, shared: Path) -> None:
         result = mezo(command, home, *(["--out", home / "page.html"] if command == "report" else []))
         assert result.code == 0, result
         assert "summary.json is damaged: " in " ".join((result.out + result.err).split()), (command, result)
+
+
+def test_a_run_without_a_trajectory_is_shared_with_its_adapter(roberta: Path, movies: Path, tmp_path: Path) -> None:
+    lora = ["optimizer=adamw", "optimizer.lr=1e-2", "peft=lora", "data.store_texts=false"]
+    assert mezo("train", *small(roberta, movies, tmp_path / "run", *lora)).code == 0
+    assert mezo("export", tmp_path / "run", "--trajectory", "--out", tmp_path / "out").code == 0
+    names = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert names == FILES - {"trajectory.bin"} | {"adapter_config.json", "adapter_model.safetensors", "mezo.json"}
+    assert not any(os.fsencode(str(roberta)) in path.read_bytes() for path in (tmp_path / "out").rglob("*.json*"))
+    verify = ["verify", tmp_path / "out", "--base", roberta, f"data.dir={movies}"]
+    said = mezo(*verify)
+    assert (said.code, "training not replayed" in said.out) == (0, True), said
+    info = Run(tmp_path / "out").info()
+    changed = {"best": {**info["weights"]["best"], "sha256": "0" * 64}}
+    Run(tmp_path / "out").update(weights=changed)
+    assert "DIFFERS weights" in mezo(*verify).out
+
+
+def prompts(split: str) -> list[str]:
+    lines = (Path(mezo_cli.__file__).parent / f"demo/arithmetic/{split}.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return ["{}{}{}>{}=".format(*row["numbers"], row["target"]) for row in rows]
+
+
+@pytest.mark.parametrize("objective", ["mlm", "generate"])
+def test_no_file_of_a_run_has_the_texts_of_rows_if_it_stores_none(
+    objective: str, roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    run, texts = tmp_path / "run", [row["sentence"] for row in tiny.movie_rows(48)]
+    words = small(roberta, movies, run, "data.store_texts=false")
+    if objective == "generate":
+        words = ["experiment=demo-reward", "steps=2", "batch_size=4", "eval_every=1", "data.train_size=8"]
+        words += ["data.eval_limit=8", "objective.max_new_tokens=4", "data.store_texts=false", f"hydra.run.dir={run}"]
+        texts = [*prompts("train"), *prompts("dev"), *prompts("test")]
+    assert mezo("train", *words).code == 0
+    for path in (path for path in run.rglob("*") if path.suffix in (".json", ".jsonl", ".log", ".yaml")):
+        content = path.read_text()
+        assert not [text for text in texts if text.strip() in content], path.name
+    assert not (run / "completions.jsonl").exists()
+    assert "It keeps no texts of rows" in mezo("show", run).out
+    assert mezo("report", run, "--out", tmp_path / "page.html").code == 0

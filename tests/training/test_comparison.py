@@ -71,10 +71,10 @@ def test_three_labels_without_a_test_split(roberta: Path, tmp_path: Path) -> Non
     assert "test at best" not in said.out
     assert "held out of rows.jsonl" in said.out
     assert "there is no test split" in error_line(mezo("eval", run))
-    assert "removed bias" in mezo("show", run).out.replace("\n", " ")
+    assert "bias between its labels is removed" in mezo("show", run).out.replace("\n", " ")
     assert mezo("report", run, "--out", tmp_path / "page.html").code == 0
     page = (tmp_path / "page.html").read_text()
-    for part in ("removed bias", "dev, bias fitted on train (f1)", "95% interval"):
+    for part in ("bias between its labels is removed", "dev, bias fitted on train (f1)", "95% interval"):
         assert part in page, part
     assert [name for name, _ in flat(run)].count("eval") == 4  # dev three times, train
 

@@ -76,6 +76,7 @@ def test_a_run_is_not_continued_with_another_dtype(train: Callable[[str], Path],
         writer = trajectory.Writer(opened, header)
         for step, grads, lr in past.records(0, len(past)):
             writer.append(step, grads, lr)
+    Run(tmp_path / "run").update(ends=Run(tmp_path / "run").ends())
     line = error_line(mezo("replay", tmp_path / "run", "--step", "6", "--out", tmp_path / "out"))
     assert "stored its weights as float16, but model.dtype is bfloat16" in line
 

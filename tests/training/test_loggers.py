@@ -323,7 +323,8 @@ def test_a_missing_package_is_refused_before_training(
     find = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda one, *rest: None if one == name else find(one, *rest))
     for words in (["train"], ["train", "-m", "seed=1,2"]):
-        words += ["model=demo", "data=demo", f"logger=[{name}]", f"hydra.run.dir={tmp_path / 'run'}"]
+        place = f"hydra.{'sweep' if '-m' in words else 'run'}.dir={tmp_path / 'run'}"
+        words += ["model=demo", "data=demo", f"logger=[{name}]", place]
         assert f'logger={name} needs a package: pip install -e ".[{name}]" -c constraints/tested.txt' in error_line(
             mezo(*words)
         )
