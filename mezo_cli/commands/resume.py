@@ -65,11 +65,12 @@ def resume_run(
     Args:
         ranks: those that share the run.
     """
-    claimed = broadcast_run(ranks, _claim(path, overrides, quiet, new_reward) if ranks.is_first else None)
+    overrides, own = split_own_code(overrides)
+    claimed = broadcast_run(ranks, _claim(path, overrides, own, quiet, new_reward) if ranks.is_first else None)
     if claimed is None:
         return
     run, new = claimed
-    new = with_own_code(new, split_own_code(overrides)[1])  # rank 0 does not send it
+    new = with_own_code(new, own)  # rank 0 does not send it
     if ranks.size > 1 and not ranks.split:
         check_shareable(new, ranks.size)
         ranks.start(new)
@@ -90,10 +91,11 @@ def resume_run(
         execute(run, new, console, prepare)
 
 
-def _claim(path: Path, overrides: Sequence[str], quiet: bool, new_reward: bool) -> tuple[Run, Config] | None:
+def _claim(
+    path: Path, overrides: Sequence[str], own: own_code.OwnCode, quiet: bool, new_reward: bool
+) -> tuple[Run, Config] | None:
     """Claim a run; return it and its config with the new end. None for a finished run that has nothing left to do."""
     run, config = open_stored(path)
-    overrides, own = split_own_code(overrides)
     new = with_own_code(with_new_end(run, config, overrides), own)
     info, finished = run.info(), run.status() == "finished"
     run.check_ends(info, (name for name in ENDS if (run.path / name).parent.is_dir()))

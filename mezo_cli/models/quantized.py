@@ -142,12 +142,12 @@ def library_of(how: str) -> str:
 
 
 def quantize(how: str, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bits and the scales of a matrix; see `QuantizedLinear`."""
-    return _quantize_rows(weight) if how == "int8" else _quantize_blocks(weight)
+    """Return the bits and the scales of a matrix; see `QuantizedLinear`.
 
-
-def _quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (q, scale) of int8: scale = max |w| / 127 of a row, q = w / scale rounded to the nearest, ties to even."""
+    int8: scale = max |w| / 127 of a row, q = w / scale rounded to the nearest, ties to even.
+    """
+    if how != "int8":
+        return _quantize_blocks(weight)
     wide = weight.float()
     scale = wide.abs().amax(1, keepdim=True) / 127
     scale[scale == 0] = 1.0
