@@ -61,4 +61,7 @@ def test_the_cases_have_every_value() -> None:
     assert values("optimizer", "") == set(OPTIMIZERS.built_in)
     assert values("peft", "none") == {path.stem for path in (ROOT / "conf" / "peft").glob("*.yaml")}
     assert values("model.dtype", "float32") == set(STORAGE_DTYPES)
-    assert values("objective.loss", "cross_entropy") == set(LOSSES.built_in)
+    # With one direction a wait per direction would not show.
+    for several in ("optimizer.samples", "optimizer.members"):
+        losses = {words.get("objective.loss", "cross_entropy") for words in chosen if int(words.get(several, 1)) > 1}
+        assert losses == set(LOSSES.built_in)

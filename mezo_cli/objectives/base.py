@@ -308,9 +308,17 @@ def linear_in_float32(forward: PerturbedForward, layer: nn.Linear, rows: Tensor 
 
     For a few rows this costs nothing. [signs * rows, ..., width] -> float32 [signs, any, rows of the weight].
     """
+    return drawn_in_float32(forward, layer, rows)(hidden)
+
+
+def drawn_in_float32(forward: PerturbedForward, layer: nn.Linear, rows: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Return `linear_in_float32` of any hidden states, for which z of these rows is drawn here, once."""
     weight = forward.perturbed_weight(layer.weight, rows, torch.float32)
+    bias = None if layer.bias is None else forward.perturbed_weight(layer.bias, rows, torch.float32).unsqueeze(-2)
     signs = len(weight) if weight.dim() == 3 else 1
-    scores = hidden.float().reshape(signs, -1, hidden.shape[-1]) @ weight.mT
-    if layer.bias is not None:
-        scores = scores + forward.perturbed_weight(layer.bias, rows, torch.float32).unsqueeze(-2)
-    return scores
+
+    def multiply(hidden: Tensor) -> Tensor:
+        scores = hidden.float().reshape(signs, -1, hidden.shape[-1]) @ weight.mT
+        return scores if bias is None else scores + bias
+
+    return multiply

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.objectives.base import linear_in_float32
+from mezo_cli.objectives.base import drawn_in_float32, linear_in_float32
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.packing import ATTENTION, PackedLayout, pack_rows, packs_decoder
@@ -198,7 +198,8 @@ class CandidateScorer:
         return torch.stack(parts).logsumexp(0)
 
     def _log_sum(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        return torch.cat([self._logits(some, rows).logsumexp(-1) for some in hidden.split(_POSITIONS, dim=1)], dim=-1)
+        logits = drawn_in_float32(self._forward, self.head, rows)
+        return torch.cat([logits(some).logsumexp(-1) for some in hidden.split(_POSITIONS, dim=1)], dim=-1)
 
 
 def sum_of_candidates(log_probs: Tensor, layout: Mapping[str, Tensor]) -> Tensor:

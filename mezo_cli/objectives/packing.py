@@ -139,7 +139,7 @@ def packed_attention(
     if packed_layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     output = attend(packed_layout.pad_input(query), key, value, packed_layout, dropout, scaling)
-    return packed_layout.unpad_input(output, len(query)), None
+    return packed_layout.unpad_input(output, query.shape[0]), None
 
 
 def attend(
@@ -149,7 +149,7 @@ def attend(
     groups = q.shape[1] // key.shape[1]
     if groups > 1:  # several query heads share a head of keys and values
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    signs, rows, prefix_length = len(key), layout.shape[0], key.shape[2] - len(layout.rows)
+    signs, rows, prefix_length = key.shape[0], layout.shape[0], key.shape[2] - layout.rows.shape[0]
     k, v = (layout.pad_input(x[:, :, prefix_length:]) for x in (key, value))
     mask = None if layout.mask is None else layout.mask.repeat(signs, 1, 1, 1)
     if prefix_length:

@@ -102,7 +102,7 @@ def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: A
         out = torch.cat([F.linear(args[0], part.float()) for part in parts], dim=-1)
         return out if module.bias is None else out.add_(module.bias.float())
     copies = {name: p.float() for name, p in module.named_parameters(recurse=False)}
-    return swap_params(module, copies, forward, args, kwargs)
+    return swap_params(module, copies, forward, *args, **kwargs)
 
 
 def flip_weights(params: Params) -> None:

@@ -43,8 +43,8 @@ class Loss:
 
     Attributes:
         of_rows: returns the loss of each row, [rows], from label scores, [rows, labels], and right labels, [rows].
-        of_counts: returns the loss, [samples], from the number of rows per label and prediction, an array
-            [samples, labels, labels].
+        of_counts: returns the loss, [samples], from the number of rows per label and prediction, [samples, labels,
+            labels]: an array, and in a step on a GPU a tensor. So it uses the methods that both have.
         differentiable: whether it has a gradient; optimizers that take one refuse a loss that has none.
     """
 
@@ -59,11 +59,14 @@ class Loss:
         return self.from_counts(count_predictions(scores, labels).unsqueeze(0))[0]
 
     def from_counts(self, counts: "Tensor") -> "Tensor":
-        """Return the loss of rows per label and prediction: [members, labels, labels] -> [members], on the CPU."""
+        """Return the loss of rows per label and prediction: [members, labels, labels] -> [members], where they are."""
         import torch
 
         assert self.of_counts is not None
-        return torch.from_numpy(self.of_counts(counts.cpu().numpy()))
+        if counts.device.type == "cpu":  # numpy adds in another order than torch, which has other bits
+            return torch.from_numpy(self.of_counts(counts.numpy()))
+        of_counts: Callable[[Tensor], Tensor] = self.of_counts  # type: ignore[assignment]
+        return of_counts(counts)  # the host would wait for a copy
 
     def samples(self, scores: "Tensor", labels: "Tensor") -> Score:
         """Return the function that gives the loss of samples of the rows."""
@@ -156,14 +159,13 @@ class Metric:
 
 def _accuracy(counts: Counts) -> np.ndarray:
     """Return the fraction of rows whose label is predicted."""
-    return np.asarray(np.trace(counts, axis1=1, axis2=2) / counts.sum(axis=(1, 2)))
+    return counts.diagonal(0, 1, 2).sum(1) / counts.sum((1, 2))
 
 
 def _f1(counts: Counts) -> np.ndarray:
     """Return F1 of label 1 with two labels (MRPC, QQP), the mean over all labels with more; 0/0 counts as 0."""
-    hits = np.diagonal(counts, axis1=1, axis2=2)
-    of_each = 2 * hits / np.maximum(counts.sum(axis=1) + counts.sum(axis=2), 1)
-    return np.asarray(of_each[:, 1] if counts.shape[1] == 2 else of_each.mean(axis=1))
+    of_each = 2 * counts.diagonal(0, 1, 2) / (counts.sum(1) + counts.sum(2)).clip(1)
+    return of_each[:, 1] if counts.shape[1] == 2 else of_each.mean(1)
 
 
 def _matthews(counts: Counts) -> np.ndarray:

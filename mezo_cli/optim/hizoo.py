@@ -35,6 +35,7 @@ from mezo_cli.optim.update import BlockUpdate, Moment, Scratch, Terms
 from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from mezo_cli.perturb.forward import PerturbedForward
@@ -60,10 +61,13 @@ class Preconditioned(BlockUpdate):
         with swapped("noise", {params: DividedNoise(params.noise, params.span_of, self._root_of)}):
             yield self.estimator.config.eps
 
-    def _root_of(self, span: "Span") -> "Tensor":
-        """Return sqrt(H) of a span; the one before is no longer valid."""
+    def _root_of(self, span: "Span", shape: "torch.Size | None" = None, rows: "Tensor | None" = None) -> "Tensor":
+        """Return sqrt(H) of a span, or of some rows of its tensor; that of the span before is no longer valid."""
         import torch
 
+        if shape is not None:
+            excess = self.moments["excess"].view(span)[: shape.numel()].view(shape)
+            return excess[rows].add_(1.0).sqrt_()
         return torch.add(self.moments["excess"].view(span), 1.0, out=self._root.view(span)).sqrt_()
 
     def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":

@@ -12,7 +12,7 @@ z is drawn by `params.noise.perturb`, for all tensors of a module at once, and `
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,10 +22,15 @@ from torch import Tensor, nn
 
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.perturb.functional import (
+    Calls,
+    Copies,
     MemberRows,
     MemberWeights,
-    ModulePlan,
+    Owner,
+    PairedLinear,
+    Plan,
     ScratchBuffer,
+    layer_norm_per_sign,
     linear_per_sign,
     split_signs,
     swap_params,
@@ -41,10 +46,11 @@ from mezo_cli.system import release_file_pages
 # Elsewhere a second forward costs its launches.
 PAIRED_TOKENS = {"cpu": 1024}
 PAIRED_TOKENS_ELSEWHERE = 16384
-# The most elements of a layer whose modules are perturbed together, before it runs. On a CPU each module is perturbed
-# alone: its weights are then read while they are in cache, and the scratch buffer is small.
-LAYER_ELEMENTS = {"cpu": 0}
+# The most elements of a layer whose modules are perturbed together, before it runs. On a CPU so few that the layer and
+# its copies for both signs are in L2 (384 KiB); each module of a larger one is perturbed alone, and read while cached.
+LAYER_ELEMENTS = {"cpu": 1 << 15}
 LAYER_ELEMENTS_ELSEWHERE = SEGMENT
+ROW_COST = 4096  # elements of a vector that are drawn for one of them: a tile of rademacher noise
 
 
 # What the forwards of a member see: names of the tensors that it has copies of, other parameters that are rounded, and
@@ -104,11 +110,11 @@ class PerturbedForward:
         self.upcoming: Sequence[Perturbation | None] = ()
         self._original_forwards: dict[nn.Module, Callable[..., Any]] = {}
         self._patched: list[nn.Module] = []
-        self._plans: dict[tuple[nn.Module, bool, torch.dtype], ModulePlan] = {}
-        self._layer_plans: dict[tuple[nn.Module, torch.dtype], ModulePlan] = {}
+        self._plans: dict[tuple[nn.Module, bool, torch.dtype], Plan] = {}
+        self._layer_plans: dict[tuple[nn.Module, torch.dtype], Plan] = {}
         self._member_plans: dict[tuple[bool, torch.dtype], MemberPlan] = {}
         self._planned_for = params.tensors  # the plans are for these trainable tensors
-        self._of_layer: dict[int, dict[str, Tensor]] = {}  # sign -> name -> copy, while a layer runs that was perturbed
+        self._calls: Calls = {}  # what runs the modules of the layer that is running, if it was perturbed
         self._member: MemberWeights | None = None
         self._member_of: Any = None  # the perturbations that it was written for
         self._rounded_copies: dict[nn.Parameter, Tensor] = {}  # of frozen weights in another dtype, for generation
@@ -387,7 +393,7 @@ class PerturbedForward:
             value = (p.data if rows is None else p.data[rows]).to(dtype)
             return torch.stack([value, value]) if self._paired else value
         direction, c = self.perturbation.direction, self.perturbation.coefficient
-        if rows is None or p.dim() == 1:
+        if rows is None or (p.dim() == 1 and len(rows) * ROW_COST >= p.numel()):
             span = self.params.span_of[name]
             outs = torch.empty(self.num_signs, span.numel, dtype=dtype, device=p.device)
             self.params.noise.perturb(direction, span, c, *outs)
@@ -436,41 +442,38 @@ class PerturbedForward:
     def _layer_forward(self, layer: nn.Module, inner_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
         is_low_rank = isinstance(self.params.noise, LowRankNoise)  # which draws tensor by tensor
-        if not self.layer_elements or self.perturbation is None or self._of_layer or is_low_rank:
+        if not self.layer_elements or self.perturbation is None or self._calls or is_low_rank:
             return inner_forward(*args, **kwargs)
         key = layer, self.compute_dtype
         if key not in self._layer_plans:
             modules = [m for m in layer.modules() if m in self._original_forwards and not is_plain_embedding(m)]
-            names = {name: name for module in modules for name in self._plan(module).names.values()}
-            self._layer_plans[key] = ModulePlan(self.params, names, {})
+            owners = [owner for owner in map(self._owner, modules) if not owner.rounded]
+            self._layer_plans[key] = Plan(self.params, owners)
         plan = self._layer_plans[key]
         if plan.is_empty or plan.size(1) > self.layer_elements:
             return inner_forward(*args, **kwargs)
-        with self.scratch.allocate(plan.size(self.num_signs), self.compute_dtype, plan.device) as buffer:
-            of_layer = dict(zip(self.perturbation.signs, self._write(plan, buffer), strict=True))
-            with swapped("_of_layer", {self: of_layer}):
-                return inner_forward(*args, **kwargs)
+        with self._written(plan) as calls, swapped("_calls", {self: calls}):
+            return inner_forward(*args, **kwargs)
 
     def _module_forward(
         self, module: nn.Module, original_forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Run any other module with perturbed copies of its parameters, written to the scratch buffer."""
+        call = self._calls.get(module)
+        if call is not None:
+            return call(*args, **kwargs)
         if torch.is_grad_enabled():
             own = own_parameters(module)
             self._read.update(self._names[id(p)] for p in own.values() if p.requires_grad)
             rounded = {key: p.to(self.compute_dtype) for key, p in own.items() if self._is_rounded(p)}
-            return swap_params(module, rounded, original_forward, args, kwargs)
+            return swap_params(module, rounded, original_forward, *args, **kwargs)
         plan = self._plan(module)
         if plan.is_empty:
             return original_forward(*args, **kwargs)
         if type(module) is nn.Linear and (factors := self._factors_of(module.weight)) is not None:
             return self._factored_linear(module, factors, *args, **kwargs)
-        copies = self._copies_of_layer(plan)
-        if copies:
-            return self._run_with(copies, module, original_forward, args, kwargs)
-        size = plan.size(self.num_signs if plan.spans else 1)
-        with self.scratch.allocate(size, self.compute_dtype, plan.device) as buffer:
-            return self._run_with(self._write(plan, buffer), module, original_forward, args, kwargs)
+        with self._written(plan) as calls:
+            return calls[module](*args, **kwargs)
 
     def _factors_of(self, weight: Tensor) -> Factors | None:
         """Return z of a weight if its forward uses the factors: in float32, where no weight is rounded."""
@@ -487,71 +490,76 @@ class PerturbedForward:
         """Return x (W + c U V^T)^T + bias as x W^T + c (x V) U^T + bias: U V^T is not computed."""
         assert self.perturbation is not None
         _, eps, signs = self.perturbation
-        biases: Sequence[Tensor | None] = [None] * len(signs)
+        biases: list[dict[str, Tensor]] = [{}] * len(signs)
         if module.bias is not None:
-            biases = [*self.perturbed_weight(module.bias).view(-1, module.out_features)]
-        out = linear_per_sign(input, [(module.weight, bias) for bias in biases])
+            biases = [{"bias": bias} for bias in self.perturbed_weight(module.bias).view(-1, module.out_features)]
+        out = self._run_linear(module, biases, input)
         for sign, half, target in zip(signs, input.chunk(len(signs)), out.chunk(len(signs)), strict=True):
             x, into = half.reshape(-1, module.in_features), target.view(-1, module.out_features)
             into.addmm_(x @ factors.right, factors.left.t(), alpha=sign * eps)
         return out
 
-    def _plan(self, module: nn.Module) -> ModulePlan:
-        """Return which of a module's parameters its forward sees copies of now; made once for the trainable tensors."""
+    def _plan(self, module: nn.Module) -> Plan:
+        """Return the plan of a module that is perturbed alone; made once for the trainable tensors."""
         key = module, self.perturbation is not None, self.compute_dtype
         if key not in self._plans:
-            own = own_parameters(module)
-            names = {attribute: self._names[id(p)] for attribute, p in own.items() if self._is_perturbed(p)}
-            rounded = {name: p for name, p in own.items() if name not in names and self._is_rounded(p)}
-            self._plans[key] = ModulePlan(self.params, names, rounded)
+            self._plans[key] = Plan(self.params, [self._owner(module)])
         return self._plans[key]
 
-    def _copies_of_layer(self, plan: ModulePlan) -> list[dict[str, Tensor]]:
-        """Return a module's perturbed weights as each sign sees them, where they were written with its layer's."""
-        if not self._of_layer or plan.has_unperturbed:
-            return []
-        assert self.perturbation is not None
-        of_signs = [self._of_layer[sign] for sign in self.perturbation.signs]
-        if not all(name in of_signs[0] for name in plan.names.values()):
-            return []
-        return [{key: of_sign[name] for key, name in plan.names.items()} for of_sign in of_signs]
+    def _owner(self, module: nn.Module) -> Owner:
+        """Return which of a module's parameters its forward sees copies of now."""
+        own = own_parameters(module)
+        names = {attribute: self._names[id(p)] for attribute, p in own.items() if self._is_perturbed(p)}
+        rounded = {name: p for name, p in own.items() if name not in names and self._is_rounded(p)}
+        return Owner(module, self._original_forwards[module], names, rounded)
 
-    def _write(self, plan: ModulePlan, buffer: Tensor) -> list[dict[str, Tensor]]:
-        """Write the parameters of a plan to a buffer as each sign sees them, and return them."""
-        copies = plan.copies(buffer, self.num_signs if plan.spans else 1)
-        for span, outs in plan.perturbed:
-            assert self.perturbation is not None
-            self.params.noise.perturb(self.perturbation.direction, span, self.perturbation.coefficient, *outs)
-        for p, out in plan.rounded:
-            out.copy_(p.data)
-        return copies
-
-    def _run_with(
-        self,
-        copies: list[dict[str, Tensor]],
-        module: nn.Module,
-        original_forward: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-    ) -> Any:
-        """Run a module with one copy of its weights; with two, on both halves of a paired batch, each with its own."""
-        if len(copies) == 1:
-            return swap_params(module, copies[0], original_forward, args, kwargs)
-        if not self._paired:
+    @contextmanager
+    def _written(self, plan: Plan) -> Iterator[Calls]:
+        """Write the parameters of a plan to the scratch buffer as each sign sees them; yield what runs its modules."""
+        signs = self.num_signs if plan.spans else 1
+        if signs == 2 and not self._paired:
             raise RuntimeError("a forward with both signs goes through `forward_per_sign` or `paired_forward`")
+        with self.scratch.allocate(plan.size(signs), self.compute_dtype, plan.device) as buffer:
+            calls = plan.calls(buffer, signs, self._call_of)
+            for span, outs in plan.perturbed:
+                assert self.perturbation is not None
+                self.params.noise.perturb(self.perturbation.direction, span, self.perturbation.coefficient, *outs)
+            for p, out in plan.rounded:
+                out.copy_(p.data)
+            yield calls
+
+    def _call_of(self, owner: Owner, copies: Copies) -> Callable[..., Any]:
+        """Return what runs a module with these copies; with two signs, on both halves of a paired batch."""
+        module, signs = owner.module, len(next(iter(copies.values())))
+        of_signs = [{key: copy[i] for key, copy in copies.items()} for i in range(signs)]
+        if signs == 1:
+            return partial(swap_params, module, of_signs[0], owner.forward)
         if type(module) is nn.Linear:
-            own = {"weight": module.weight, "bias": module.bias}
-            both = ({**own, **copy} for copy in copies)
-            return linear_per_sign(args[0], [(copy["weight"], copy["bias"]) for copy in both])
-        halves = [[split_signs(value, index) for value in args] for index in range(2)]
+            if "weight" in copies and (module.bias is None or "bias" in copies):
+                return PairedLinear(copies["weight"], copies.get("bias"))
+            return partial(self._run_linear, module, of_signs)
+        if type(module) is nn.LayerNorm and copies.keys() == {"weight", "bias"}:
+            return partial(layer_norm_per_sign, module, copies["weight"].unsqueeze(1), copies["bias"].unsqueeze(1))
+        return partial(self._run_halves, owner, of_signs)
+
+    def _run_linear(self, module: nn.Linear, of_signs: Sequence[Mapping[str, Tensor]], input: Tensor) -> Tensor:
+        """Run a linear layer of which not all parameters have copies: its own, too, may be others at every call."""
+        pairs = [(copies.get("weight", module.weight).t(), copies.get("bias", module.bias)) for copies in of_signs]
+        out = linear_per_sign(pairs, input.reshape(len(pairs), -1, module.in_features))
+        return out.view(*input.shape[:-1], module.out_features)
+
+    def _run_halves(self, owner: Owner, of_signs: list[dict[str, Tensor]], *args: Any, **kwargs: Any) -> Any:
+        """Run a module on both halves of a paired batch, one after the other, each with its own weights."""
         assert self.perturbation is not None
         direction, eps, signs = self.perturbation
         outputs = []
-        with swapped("_paired", {self: False}):  # the modules inside see one sign at a time
+        # The modules inside see one sign at a time.
+        with swapped("_paired", {self: False}), swapped("_calls", {self: {}}):
             for index, sign in enumerate(signs):
+                half = [split_signs(value, index) for value in args]
                 named = {key: split_signs(value, index) for key, value in kwargs.items()}
                 with self.perturbed(direction, eps, (sign,)):
-                    outputs.append(swap_params(module, copies[index], original_forward, halves[index], named))
+                    outputs.append(swap_params(owner.module, of_signs[index], owner.forward, *half, **named))
         return torch.cat(outputs)
 
     def _is_perturbed(self, p: Tensor) -> bool:

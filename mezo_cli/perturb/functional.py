@@ -11,9 +11,11 @@ one batch: each of these modules multiplies the rows of a member by that member'
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezo_cli.perturb.noise import Direction
@@ -21,6 +23,10 @@ from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.params import Params
 
 CACHE_LINE = 64  # bytes
+JOINED = 1 << 14  # elements that a CPU normalizes for both signs at once: of more it would read them from memory twice
+
+Copies = dict[str, Tensor]  # attribute of a module -> as each sign sees it, [signs, ...]
+Calls = dict[nn.Module, Callable[..., Any]]  # what runs each module
 
 
 class ScratchBuffer:
@@ -47,67 +53,83 @@ class ScratchBuffer:
             self.used = start
 
 
-class ModulePlan:
-    """The perturbed and the rounded copies of a module's parameters. It is made once and used at every step.
+class Owner(NamedTuple):
+    """A module, and which of its parameters its forward sees copies of.
+
+    Args:
+        module: the module.
+        forward: its original forward.
+        perturbed: attribute of the module -> name of the tensor, of those that are perturbed.
+        rounded: attribute -> parameter, of the others whose dtype is not the compute dtype.
+    """
+
+    module: nn.Module
+    forward: Callable[..., Any]
+    perturbed: Mapping[str, str]
+    rounded: Mapping[str, nn.Parameter]
+
+
+class Plan:
+    """The perturbed and the rounded copies of the parameters of modules that are written together, made once.
 
     Args:
         params: the trainable tensors.
-        perturbed: attribute of the module -> name of the tensor, of those that are perturbed.
-        rounded: attribute -> parameter, of the others whose dtype is not the compute dtype.
+        owners: one module, or the modules of a layer.
 
     Attributes:
-        names: `perturbed`, as given.
-        has_unperturbed: whether there are copies without a perturbation.
-        is_empty: whether the module sees its own parameters.
-        perturbed: (span, outputs of each sign) in the buffer that `copies` was last given.
+        spans: of the tensors that are perturbed.
+        is_empty: whether the modules see their own parameters.
+        perturbed: (span, outputs of each sign) in the buffer that `calls` was last given.
         rounded: (parameter, output), likewise.
     """
 
-    def __init__(self, params: Params, perturbed: Mapping[str, str], rounded: Mapping[str, nn.Parameter]) -> None:
-        self.spans = params.spans(perturbed.values())
-        self.names, self._rounded = dict(perturbed), dict(rounded)
-        devices = [params.tensors[name].device for name in perturbed.values()]
-        devices += [p.device for p in rounded.values()]
-        self.has_unperturbed, self.is_empty = bool(rounded), not (perturbed or rounded)
+    def __init__(self, params: Params, owners: Sequence[Owner]) -> None:
+        self._owners = owners
+        self.spans = params.spans(name for owner in owners for name in owner.perturbed.values())
+        self._rounded = list({p for owner in owners for p in owner.rounded.values()})
+        self.is_empty = not (self.spans or self._rounded)
+        devices = [*(span.theta.device for span in self.spans), *(p.device for p in self._rounded)]
         self.device = next(iter(devices), torch.device("cpu"))
-        self.perturbed: list[tuple[Span, list[Tensor]]] = []
+        self.perturbed: list[tuple[Span, Sequence[Tensor]]] = []
         self.rounded: list[tuple[nn.Parameter, Tensor]] = []
-        self._buffer: Tensor | None = None
-        self._copies: list[dict[str, Tensor]] = []
+        self._made_for: tuple[Any, ...] = ()
+        self._calls: Calls = {}
 
     def size(self, num_signs: int) -> int:
         """Return the number of elements of all copies."""
-        others = sum(p.numel() for p in self._rounded.values())
-        return num_signs * sum(span.numel for span in self.spans) + others
+        return num_signs * sum(span.numel for span in self.spans) + sum(p.numel() for p in self._rounded)
 
-    def copies(self, buffer: Tensor, num_signs: int) -> list[dict[str, Tensor]]:
-        """Return attribute -> its copy in `buffer`, one dict per sign; copies without a perturbation serve both."""
-        if buffer is not self._buffer or num_signs != len(self._copies):
-            self._buffer, self._copies = buffer, [{} for _ in range(num_signs)]
-            self.perturbed, self.rounded = [], []
-            begin = 0
-            for span in self.spans:
-                outs = list(buffer[begin : begin + num_signs * span.numel].chunk(num_signs))
-                begin += num_signs * span.numel
-                self.perturbed.append((span, outs))
-                for copy, out in zip(self._copies, outs, strict=True):
-                    parts = {p.name: out[p.offset : p.offset + p.numel].view(p.shape) for p in span.pieces}
-                    copy.update({key: parts[name] for key, name in self.names.items() if name in parts})
-            for key, p in self._rounded.items():
-                out = buffer[begin : begin + p.numel()].view(p.shape)
-                begin += p.numel()
-                self.rounded.append((p, out))
-                for copy in self._copies:
-                    copy[key] = out
-        return self._copies
+    def calls(self, buffer: Tensor, num_signs: int, call_of: "Callable[[Owner, Copies], Callable[..., Any]]") -> Calls:
+        """Return what runs each module with its copies in `buffer`: `call_of` says how, and is asked once per buffer.
+
+        A copy is [signs, ...]; one without a perturbation is the same memory for both.
+        """
+        if self._made_for and self._made_for[0] is buffer and self._made_for[1:] == (num_signs, call_of):
+            return self._calls
+        begin, tensors, copied = 0, dict[str, Tensor](), dict[nn.Parameter, Tensor]()
+        self.perturbed, self.rounded = [], []
+        for span in self.spans:
+            outs = buffer[begin : begin + num_signs * span.numel].view(num_signs, span.numel)
+            begin += num_signs * span.numel
+            self.perturbed.append((span, outs.unbind()))
+            for p in span.pieces:
+                tensors[p.name] = outs[:, p.offset : p.offset + p.numel].view(num_signs, *p.shape)
+        for parameter in self._rounded:
+            out = buffer[begin : begin + parameter.numel()].view(parameter.shape)
+            begin += parameter.numel()
+            self.rounded.append((parameter, out))
+            copied[parameter] = out.expand(num_signs, *out.shape)
+        self._calls = {}
+        for owner in self._owners:
+            copies = {key: tensors[name] for key, name in owner.perturbed.items()}
+            copies |= {key: copied[p] for key, p in owner.rounded.items()}
+            self._calls[owner.module] = call_of(owner, copies) if copies else owner.forward
+        self._made_for = buffer, num_signs, call_of
+        return self._calls
 
 
 def swap_params(
-    module: nn.Module,
-    tensors: dict[str, Tensor],
-    original_forward: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    module: nn.Module, tensors: Mapping[str, Tensor], original_forward: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Run a module's original forward with `tensors` in place of its parameters of the same names.
 
@@ -140,16 +162,79 @@ def split_signs(value: Any, index: int) -> Any:
     return value.chunk(2)[index] if isinstance(value, Tensor) else value
 
 
-def linear_per_sign(x: Tensor, parameters: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """Apply each sign's (weight, bias) to its part of x: [signs, ..., in] -> [signs, ..., out], without a `cat`."""
-    out, signs = x.new_empty(*x.shape[:-1], len(parameters[0][0])), len(parameters)
-    for half, target, (weight, bias) in zip(x.chunk(signs), out.chunk(signs), parameters, strict=True):
-        flat, into = half.reshape(-1, x.shape[-1]), target.view(-1, out.shape[-1])
-        if bias is None:
-            torch.mm(flat, weight.t(), out=into)
+class PairedLinear:
+    """A linear layer for both signs: [signs, ..., in] -> [signs, ..., out], each half by its own weight and bias.
+
+    Where that has the same bits and is not slower, by one product of both.
+
+    Args:
+        weight: [signs, out, in].
+        bias: [signs, out], or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight.mT, None if bias is None else bias.unsqueeze(1)
+        self._signs, self._in, self._out = weight.shape[0], weight.shape[2], weight.shape[1]
+        # A CPU's libraries may add in another order. In half precision a check of a few elements would not show it.
+        self._may_join = weight.device.type != "cpu" or (weight.dtype == torch.float32 and weight[0].numel() <= JOINED)
+        self._parts = [*zip(self._weight, [None] * self._signs if bias is None else bias, strict=True)]
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Multiply."""
+        shape = input.shape
+        x = input if len(shape) == 3 and shape[0] == self._signs else input.reshape(self._signs, -1, self._in)
+        if self._may_join and (
+            not x.is_cpu or _has_bits_of_parts(x.shape[1], self._in, self._out, torch.get_num_threads())
+        ):
+            out = torch.bmm(x, self._weight) if self._bias is None else torch.baddbmm(self._bias, x, self._weight)
         else:
-            torch.addmm(bias, flat, weight.t(), out=into)
+            out = linear_per_sign(self._parts, x)
+        return out if x is input else out.view(*shape[:-1], self._out)
+
+
+def linear_per_sign(parameters: Sequence[tuple[Tensor, Tensor | None]], x: Tensor) -> Tensor:
+    """Apply each sign's (transposed weight, bias) to its part: [signs, n, in] -> [signs, n, out], without a `cat`."""
+    out = x.new_empty(len(parameters), x.shape[1], parameters[0][0].shape[1])
+    for half, into, (weight, bias) in zip(x.unbind(), out.unbind(), parameters, strict=True):
+        if bias is None:
+            torch.mm(half, weight, out=into)
+        else:
+            torch.addmm(bias, half, weight, out=into)
     return out
+
+
+@lru_cache(maxsize=4096)
+def _has_bits_of_parts(rows: int, width: int, out: int, threads: int) -> bool:
+    """Return whether this machine's float32 product of two pairs of matrices has the bits of two products."""
+    x, weight = (
+        torch.linspace(a, 1.0, n * width).sin_().view(2, -1, width) for a, n in ((-50.0, 2 * rows), (90.0, 2 * out))
+    )
+    bias = torch.linspace(-1.0, 2.0, 2 * out).view(2, 1, out)
+    apart = linear_per_sign([*zip(weight.mT, bias.view(2, out), strict=True)], x)
+    return torch.equal(torch.baddbmm(bias, x, weight.mT), apart) and torch.equal(
+        torch.bmm(x, weight.mT), linear_per_sign([(w, None) for w in weight.mT], x)
+    )
+
+
+def layer_norm_per_sign(norm: nn.LayerNorm, weight: Tensor, bias: Tensor, input: Tensor) -> Tensor:
+    """Apply each sign's weight and bias, [signs, 1, width], to its part of a tensor: [signs, ..., width], as it came.
+
+    In float32 by one normalization of both parts, where that has the same bits and is not slower.
+    """
+    shape, on_cpu = norm.normalized_shape, input.device.type == "cpu"
+    if input.dtype != torch.float32 or (on_cpu and (input.numel() > JOINED or not _affine_is_apart(weight.shape[2]))):
+        parts = zip(input.chunk(weight.shape[0]), weight, bias, strict=True)
+        return torch.cat([F.layer_norm(half, shape, w[0], b[0], norm.eps) for half, w, b in parts])
+    normalized = F.layer_norm(input, shape, None, None, norm.eps).view(weight.shape[0], -1, weight.shape[2])
+    return torch.addcmul(bias, normalized, weight).view(input.shape)
+
+
+@cache
+def _affine_is_apart(width: int) -> bool:
+    """Return whether this machine's layer norm of that width has the bits of a normalization and then `addcmul`."""
+    x, weight, bias = (torch.linspace(a, 1.0, 8 * width).sin_().view(8, width) for a in (-40.0, 30.0, 20.0))
+    whole = F.layer_norm(x, (width,), weight[0], bias[0])
+    return torch.equal(whole, torch.addcmul(bias[0], F.layer_norm(x, (width,)), weight[0]))
 
 
 # --- population members, for the many forwards of a generation ---

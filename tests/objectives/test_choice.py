@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
+from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
@@ -108,6 +110,21 @@ def test_parts_of_the_vocabulary_and_of_the_positions_give_the_same(
         monkeypatch.setattr("mezo_cli.objectives.decoder._ROWS", 17)
         monkeypatch.setattr("mezo_cli.objectives.decoder._POSITIONS", 3)
         torch.testing.assert_close(ours.objective.scores(batch_of(ours)), whole, rtol=1e-6, atol=1e-6)  # type: ignore[attr-defined]
+
+
+def test_z_of_the_head_is_drawn_once_per_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, drawn = ready(tmp_path, "opt"), list[int]()
+    monkeypatch.setattr("mezo_cli.objectives.decoder._ROWS", 17)
+    draw = ours.params.noise.perturb_rows
+    for positions in (256, 2):
+        monkeypatch.setattr("mezo_cli.objectives.decoder._POSITIONS", positions)
+        with (
+            mock.patch.object(ours.params.noise, "perturb_rows", wraps=draw) as rows,
+            ours.forward.perturbed(Direction(0, 0), 0.1, signs=(1,)),
+        ):
+            ours.objective.row_losses(batch_of(ours))
+        drawn.append(sum(len(call.args[3]) for call in rows.call_args_list))
+    assert drawn[0] == drawn[1] >= len(ours.loaded.model.lm_head.weight)
 
 
 def test_a_prompt_is_computed_once_and_only_scored_positions_go_through_the_head(tmp_path: Path) -> None:

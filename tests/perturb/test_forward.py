@@ -6,10 +6,12 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from mezo_cli.objectives.collate import collate
 from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.functional import PairedLinear, layer_norm_per_sign
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
 from tests.optim.test_mezo import SENTENCES, ready
@@ -128,6 +130,20 @@ def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtyp
     ours.forward.layer_elements = 100  # fewer than a layer has: its modules are perturbed one by one
     with ours.forward.perturbed(Z, 0.05):
         assert torch.equal(ours.objective.logits(batch), found[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width", "out"), [(1, 16, 16), (7, 16, 3), (48, 64, 64), (130, 128, 512)])
+def test_both_signs_at_once_have_the_bits_of_each(rows: int, width: int, out: int, dtype: torch.dtype) -> None:
+    """A product of two rows by 16 x 16 alone has other bits than two products: there are two of them."""
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(2, n, width).to(dtype) for n in (rows, out, 1))
+    norm, of_out = nn.LayerNorm(width), torch.randn(2, out).to(dtype)
+    for both in (None, of_out):
+        apart = [F.linear(x[i], weight[i], None if both is None else both[i]) for i in range(2)]
+        assert torch.equal(PairedLinear(weight, both)(x), torch.stack(apart))
+    apart = [F.layer_norm(x[i], (width,), weight[i, 0], bias[i, 0], norm.eps) for i in range(2)]
+    assert torch.equal(layer_norm_per_sign(norm, weight[:, :1], bias, x), torch.stack(apart))
 
 
 def test_a_forward_with_both_signs_that_is_neither_paired_nor_per_sign_is_refused(roberta: Path) -> None:

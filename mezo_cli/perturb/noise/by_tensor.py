@@ -57,10 +57,11 @@ class DividedNoise(NoiseByTensor):
     Args:
         base: the noise of z.
         span_of: name of a tensor -> its span of theta.
-        divisor: span of theta -> the numbers, float32 [span.numel], which are read at once.
+        divisor: span of theta -> the numbers, float32 [span.numel], or those of some rows of a span with one tensor, of
+            (span, shape, rows). They are read at once.
     """
 
-    def __init__(self, base: Noise, span_of: Mapping[str, Span], divisor: Callable[[Span], Tensor]) -> None:
+    def __init__(self, base: Noise, span_of: Mapping[str, Span], divisor: Callable[..., Tensor]) -> None:
         self._base, self._span_of, self._divisor = base, span_of, divisor
 
     @torch.no_grad()
@@ -75,8 +76,8 @@ class DividedNoise(NoiseByTensor):
 
     def rows(self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:
         """Return c z / d of some rows of theta, float32 [R, ...]."""
-        divisor = self._divisor(self._span_of[name])[: theta.numel()].view(theta.shape)
-        return scaled_rows(self._base, direction, name, theta, rows, c).div_(divisor[rows])
+        divisor = self._divisor(self._span_of[name], theta.shape, rows)
+        return scaled_rows(self._base, direction, name, theta, rows, c).div_(divisor)
 
 
 def scaled_rows(noise: Noise, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:

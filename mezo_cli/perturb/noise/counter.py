@@ -37,10 +37,11 @@ class CounterNoise:
         self.tile = kernels.tile
         self.block = BLOCK
         self._kernels = kernels
-        self._directions, self._scaled, self._decays = (
+        self._directions, self._scaled, self._decays, self._scaled_for_forwards = (
             keep(step_sample, 1024),
             keep(scaled, 64),
             keep(_decay_tensor, 64),
+            keep(scaled, 2),  # eps is the same in every step
         )
 
     def z(
@@ -60,7 +61,7 @@ class CounterNoise:
         is_there = device == theta.device
         whole = (theta, *outs) if is_there else (theta.to(device), *(torch.empty_like(o, device=device) for o in outs))
         kernel = self._kernels.perturb if len(outs) == 1 else self._kernels.perturb_pair
-        rest = (self._directions(direction.step, direction.sample, device), self._scaled(c, device))
+        rest = (self._directions(direction.step, direction.sample, device), self._scaled_for_forwards(c, device))
         for chunk, part in span.split(self._call_size(device)):
             arrays = [_part(tensor, chunk) for tensor in whole]
             kernel(*arrays, part.tiles, part.keys(direction.seed), *rest)
@@ -158,7 +159,7 @@ class CounterNoise:
         cz = torch.zeros(len(tiles), self.tile, device=device)
         most = self._call_size(device) // self.tile
         keys = _same_keys(direction.seed, name, 1 << max(0, min(most, len(tiles)) - 1).bit_length(), device)
-        rest = (self._directions(direction.step, direction.sample, device), self._scaled(c, device))
+        rest = (self._directions(direction.step, direction.sample, device), self._scaled_for_forwards(c, device))
         for some, part in zip(tiles.split(most), cz.split(most), strict=True):
             self._kernels.add(part.view(-1), some, keys[: len(some)], *rest)
         return cz[:count]
@@ -185,4 +186,4 @@ def _decay_tensor(value: float, device: torch.device) -> Tensor:
 
 
 def _part(tensor: Tensor, chunk: slice) -> Tensor:
-    return tensor if chunk.start == 0 and chunk.stop == len(tensor) else tensor[chunk]
+    return tensor if chunk.start == 0 and chunk.stop == tensor.shape[0] else tensor[chunk]

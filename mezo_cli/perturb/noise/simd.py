@@ -75,7 +75,7 @@ def compile_kernel(noise: str, operation: str, tile: int, arrays: tuple[Tensor, 
 
     def kernel(*tensors: Tensor) -> None:
         pointers = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-        run(*fixed, len(tensors[number]), threads, pointers)
+        run(*fixed, tensors[number].shape[0], threads, pointers)
 
     return kernel
 
