@@ -11,7 +11,7 @@ from transformers import Trainer
 
 from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.library.optimizer import MezoOptimizer, in_eval_mode, log
-from mezo_cli.system import threads_spin
+from mezo_cli.process.environment import threads_spin
 
 Batch = dict[str, Any]
 FROM_ARGS = {"lr": "learning_rate", "weight_decay": "weight_decay", "seed": "seed"}  # setting -> TrainingArguments

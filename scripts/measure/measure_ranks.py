@@ -23,10 +23,10 @@ import torch
 import torch.multiprocessing as mp
 from measure_storage import make_folder
 
-from mezo_cli import system
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.distributed.ranks import ALONE, Ranks
+from mezo_cli.process import versions
 from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 
@@ -122,7 +122,7 @@ def main() -> None:
         model = args.model or str(make_folder(Path(folder), "roberta-base", "float32"))
         mp.spawn(measure, (folder, model, args.rows, args.rounds), nprocs=RANKS)
         found = summarize([json.loads(Path(f"{folder}/{rank}.json").read_text()) for rank in range(RANKS)])
-    found |= {"batch": args.rows, "versions": system.versions()}
+    found |= {"batch": args.rows, "versions": versions.installed()}
     for split in SAMPLES:
         result = found[split]
         alone, together = statistics.median(result["alone"]), statistics.median(result["together"])

@@ -31,7 +31,7 @@ from mezo_cli import models
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.models.quantized import count_parameters
-from mezo_cli.system import trim_malloc
+from mezo_cli.process.memory import trim_malloc
 from mezo_cli.training.prepare import load_session
 from mezo_cli.training.session import Session
 
