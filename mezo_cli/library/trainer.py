@@ -1,5 +1,6 @@
 """The Trainer of transformers with the MeZO step (docs/how-to/library.md)."""
 
+import os
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any, cast
@@ -11,7 +12,6 @@ from transformers import Trainer
 
 from mezo_cli.errors import UserError, did_you_mean
 from mezo_cli.library.optimizer import MezoOptimizer, in_eval_mode, log
-from mezo_cli.process.environment import threads_spin
 
 Batch = dict[str, Any]
 FROM_ARGS = {"lr": "learning_rate", "weight_decay": "weight_decay", "seed": "seed"}  # setting -> TrainingArguments
@@ -48,7 +48,8 @@ class MezoTrainer(Trainer):
             raise UserError("MezoTrainer makes its optimizer itself: give its settings as mezo={...}")
         if self.args.n_gpu > 1 or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise UserError("MezoTrainer takes one GPU per process (torchrun), without DeepSpeed and FSDP")
-        if self.args.device.type == "cpu" and threads_spin():
+        spins = torch.get_num_threads() > 1 and os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE"
+        if self.args.device.type == "cpu" and spins:  # torch was imported without `LIBRARY_DEFAULTS`
             log.warning(
                 "MezoTrainer: torch's idle threads spin, and take the cores from others: set OMP_WAIT_POLICY=PASSIVE "
                 "before Python starts, or import mezo_cli before torch"

@@ -21,13 +21,6 @@ def set_library_defaults() -> None:
             os.environ.setdefault(name, value)
 
 
-def threads_spin() -> bool:
-    """Return whether torch has several threads, which wait by spinning: it was imported without these defaults."""
-    import torch
-
-    return torch.get_num_threads() > 1 and os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE"
-
-
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables inside the block, for this process and those that it starts."""
