@@ -19,7 +19,7 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         from importlib import import_module
 
-        from mezo_cli.system import set_library_defaults
+        from mezo_cli.process.environment import set_library_defaults
 
         set_library_defaults()
         return getattr(import_module(f"mezo_cli.{_MODULES.get(name, 'api')}"), name)

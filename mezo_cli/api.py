@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli import system
 from mezo_cli.errors import UserError
+from mezo_cli.process.environment import keeping_matmul_precision
 
 if TYPE_CHECKING:  # they import torch
     from mezo_cli.data.memory import Rows
@@ -116,7 +116,7 @@ def finetune(
             check_new_run(config)
 
     console = make_console()
-    with console_logging(console), system.keeping_matmul_precision():
+    with console_logging(console), keeping_matmul_precision():
         try:
             return Finetuned(execute(run, config, console, prepare=store), folder)
         except UserError as error:
@@ -159,7 +159,7 @@ class LoadedRun:
         config = self._session.config
         rows = rows_of("rows", rows, config.data_task)
         examples = [from_row(row, f"row {number}", config.data_task) for number, row in enumerate(rows)]
-        with system.keeping_matmul_precision(config.model.matmul_precision):
+        with keeping_matmul_precision(config.model.matmul_precision):
             return self._session.predict(examples)
 
 
@@ -178,6 +178,6 @@ def load(
 
     wanted = None if checkpoint == "best" else str(checkpoint)
     # The log shows what is downloaded, and long replays.
-    with console_logging(make_error_console()), system.keeping_matmul_precision():
+    with console_logging(make_error_console()), keeping_matmul_precision():
         opened = open_run(Path(run).expanduser(), wanted, None if base is None else Path(base).expanduser())
         return LoadedRun(opened.load())

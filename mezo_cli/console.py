@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mezo_cli.errors import without_credentials
-from mezo_cli.system import discard_output
+from mezo_cli.process.streams import discard_output
 
 log = logging.getLogger("mezo")
 

@@ -114,11 +114,11 @@ def composing_all() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def no_collection_in_each_run() -> Iterator[None]:
     """Leave the garbage of runs to Python: each collects it for the next one's memory. See `live_models.count_live`."""
-    from mezo_cli import system
+    from mezo_cli.process import memory
     from mezo_cli.training import loop
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (system, loop):
+        for module in (memory, loop):
             patch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0))
         yield
 
@@ -126,12 +126,12 @@ def no_collection_in_each_run() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def no_look_at_mapped_files() -> Iterator[Callable[[], Any]]:
     """Keep the pages of model files in memory, as outside Linux: to list the maps of a process takes milliseconds."""
-    from mezo_cli import system
     from mezo_cli.perturb import params
+    from mezo_cli.process import memory
 
-    listing = system.mapped_files
+    listing = memory.mapped_files
     with pytest.MonkeyPatch.context() as patch:
-        for module in (system, params):
+        for module in (memory, params):
             patch.setattr(module, "mapped_files", lambda: [])
         yield listing
 
@@ -139,7 +139,7 @@ def no_look_at_mapped_files() -> Iterator[Callable[[], Any]]:
 @pytest.fixture
 def released_pages(no_look_at_mapped_files: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Release the pages of model files, as a run does: for a test of its memory."""
-    for module in ("mezo_cli.system", "mezo_cli.perturb.params"):
+    for module in ("mezo_cli.process.memory", "mezo_cli.perturb.params"):
         monkeypatch.setattr(f"{module}.mapped_files", no_look_at_mapped_files)
 
 
@@ -158,10 +158,10 @@ def drawing_once() -> Iterator[None]:
 def one_look_at_the_checkout() -> Iterator[None]:
     """Ask git and the installed packages once for what every run.json has: each question starts a process."""
     with pytest.MonkeyPatch.context() as patch:
-        from mezo_cli import system
+        from mezo_cli.process import versions
 
-        for name in ("versions", "git_state"):
-            patch.setattr(system, name, functools.cache(getattr(system, name)))
+        for name in ("installed", "git_state"):
+            patch.setattr(versions, name, functools.cache(getattr(versions, name)))
         yield
 
 

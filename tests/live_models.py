@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mezo_cli import system
+from mezo_cli.process import memory
 from mezo_cli.training import loop, prepare, restore
 
 
@@ -25,7 +25,7 @@ def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.extend(map(weakref.ref, (session.loaded.model, *session.params.tensors.values())))
         return session
 
-    for module in (system, loop):
+    for module in (memory, loop):
         monkeypatch.setattr(module, "gc", gc)  # which is left out of the runs of most tests
     monkeypatch.setattr(prepare, "load_session", counted)
     monkeypatch.setattr(restore, "load_session", counted)

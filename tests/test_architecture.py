@@ -16,7 +16,7 @@ PACKAGE = Path(mezo_cli.__file__).resolve().parent
 # From the bottom up. A module imports modules of lower layers, and of its own package.
 LAYERS = [
     {"errors"},
-    {"system", "hub", "runs.atomic"},
+    {"process", "hub", "runs.atomic"},
     {"config"},
     {"console"},
     {"distributed"},

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli import system
 from mezo_cli.errors import without_credentials
+from mezo_cli.process.streams import logs_without_credentials
 from mezo_cli.runs.run import initial_info
 from mezo_cli.sweep import record
 from tests.command_line import error_line, mezo
@@ -60,6 +60,6 @@ def test_the_command_line_in_run_json_and_sweep_json(monkeypatch: pytest.MonkeyP
 
 def test_what_libraries_log(caplog: pytest.LogCaptureFixture) -> None:
     """huggingface_hub logs the address of each request that it repeats."""
-    with system.logs_without_credentials():
+    with logs_without_credentials():
         logging.getLogger("huggingface_hub").warning("HTTP Error %d requesting %s", 500, f"{URL}/x")
     assert caplog.messages[0] == "HTTP Error 500 requesting http://127.0.0.1:9/x"

@@ -13,7 +13,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.console import TextTable, console_logging, make_console, make_error_console, make_table, print_line
 from mezo_cli.errors import UserError
-from mezo_cli.system import import_torch
+from mezo_cli.process.signals import import_torch
 
 if TYPE_CHECKING:
     from mezo_cli.tasks import ClassificationEncoder, InputEncoder

@@ -15,8 +15,9 @@ from mezo_cli.config.schema import Config
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section, count
 from mezo_cli.errors import UserError
+from mezo_cli.process.signals import import_torch
+from mezo_cli.process.versions import device_name
 from mezo_cli.runs import Run
-from mezo_cli.system import device_name, import_torch
 
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
     from mezo_cli.training.prepare import Prepared

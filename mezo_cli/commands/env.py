@@ -3,25 +3,26 @@
 import os
 import platform
 
-from mezo_cli import system
 from mezo_cli.console import print_line
 from mezo_cli.errors import without_credentials
+from mezo_cli.process import versions
+from mezo_cli.process.signals import import_torch
 
 
 def env() -> None:
     """Print what a bug report needs."""
-    system.import_torch()
+    import_torch()
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     lines = {
-        **system.versions(),
+        **versions.installed(),
         "platform": platform.platform(),
         "cores": f"{os.cpu_count()}, torch threads {torch.get_num_threads()}",
         "cuda": ", ".join(gpus) or "none",
         "HF_ENDPOINT": os.environ.get("HF_ENDPOINT", "not set"),
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "not set"),
-        "commit": system.git_state()[0] or "not a checkout",
+        "commit": versions.git_state()[0] or "not a checkout",
     }
     for name, value in lines.items():
         print_line(f"{name:14} {without_credentials(value)}")

@@ -24,9 +24,9 @@ from mezo_cli.console import (
 )
 from mezo_cli.distributed.ranks import in_turn, joined
 from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.process.signals import import_torch
 from mezo_cli.runs import checkpoints
 from mezo_cli.runs.run import is_sweep
-from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.objectives.scoring import Evaluation
@@ -120,7 +120,7 @@ def open_with_own(path: Path, checkpoint: str | None, base: Path | None, overrid
 
 def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str, console: Console) -> "Evaluation":
     """Load the weights and the rows of a split, and evaluate."""
-    from mezo_cli.system import explain_device_errors
+    from mezo_cli.process.device_errors import explain_device_errors
     from mezo_cli.training.prepare import prepare
 
     def check(splits: Splits) -> None:

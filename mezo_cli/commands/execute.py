@@ -10,11 +10,12 @@ from rich.console import Console
 from mezo_cli.config.own_code import own_code_used
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration
+from mezo_cli.process.environment import IN_SWEEP
+from mezo_cli.process.signals import import_torch
 from mezo_cli.report.document import conclusion, next_command, results
 from mezo_cli.report.frame import Entry
 from mezo_cli.report.terminal import result_lines
 from mezo_cli.runs import Run
-from mezo_cli.system import IN_SWEEP, import_torch
 
 log = logging.getLogger("mezo")
 

@@ -8,7 +8,7 @@ from mezo_cli.config.own_code import check_server_given
 from mezo_cli.config.rewards import NO_REWARD, reward_spec
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
-from mezo_cli.system import import_torch
+from mezo_cli.process.signals import import_torch
 
 
 def check_new_run(config: Config) -> None:

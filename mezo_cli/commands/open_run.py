@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
+from mezo_cli.process.signals import import_torch
 from mezo_cli.runs import Run, checkpoints
 from mezo_cli.runs.contents import read_contents
-from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.training.session import Session

@@ -14,8 +14,8 @@ from mezo_cli.console import console_logging, make_console, make_error_console, 
 from mezo_cli.data import texts
 from mezo_cli.distributed.ranks import in_turn, joined
 from mezo_cli.errors import UserError, join
+from mezo_cli.process.signals import import_torch
 from mezo_cli.report.output import check_output, csv_text, write_output
-from mezo_cli.system import import_torch
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.objectives.prediction import Predicted
@@ -54,7 +54,7 @@ def predict(
             raise UserError(f"{opened.name} has task.demonstrations={task.demonstrations}, and {why}")
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
-        from mezo_cli.system import explain_device_errors
+        from mezo_cli.process.device_errors import explain_device_errors
         from mezo_cli.training.prepare import prepare
 
         ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))

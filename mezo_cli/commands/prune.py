@@ -7,8 +7,8 @@ from mezo_cli.commands.open_run import open_stored
 from mezo_cli.config.schema import Config
 from mezo_cli.console import console_logging, make_console, print_line, relative_path
 from mezo_cli.errors import UserError
+from mezo_cli.process.signals import import_torch
 from mezo_cli.runs import Run, checkpoints, find_runs
-from mezo_cli.system import import_torch
 
 
 class NothingToPruneError(UserError):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from mezo_cli.commands.open_run import open_run
 from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.process.signals import import_torch
 from mezo_cli.runs.atomic import check_new_folder, write_folder
-from mezo_cli.system import import_torch
 
 
 def replay(path: Path, step: int, out: Path, base: Path | None) -> None:

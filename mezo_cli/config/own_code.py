@@ -16,7 +16,7 @@ from mezo_cli.config.base import SettingError
 from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.config.validation import check_rules
 from mezo_cli.errors import UserError
-from mezo_cli.system import environment
+from mezo_cli.process.environment import environment
 
 REWARD, PYTHON, URL, ADAPTER_DIR = "objective.reward", "engine.python", "engine.url", "engine.adapter_dir"
 KEYS = {  # and the variables that say what KEY=VALUE does, for this process and those that it starts

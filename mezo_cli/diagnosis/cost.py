@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from mezo_cli import system
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, Deadline, Section, count, percent
@@ -17,6 +16,7 @@ from mezo_cli.models.loading import DTYPES
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.optim import OPTIMIZERS, Optimizer
+from mezo_cli.process.memory import peak_memory, reset_peak_memory, trim_malloc
 from mezo_cli.training.loop import TRAIN_ROWS
 from mezo_cli.training.prepare import Prepared
 from mezo_cli.training.session import Session
@@ -94,15 +94,15 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
             if times and not deadline.allows(expected):
                 continue
             session.forward.set_compute_dtype(DTYPES[dtype])
-            system.reset_peak_memory()
+            reset_peak_memory()
             start = time.perf_counter()
             with torch.enable_grad() if config.optimizer.needs_backward else torch.no_grad():
                 session.step(rows, step, weights)
-            system.trim_malloc()
+            trim_malloc()
             if session.loaded.device.type == "cuda":
                 torch.cuda.synchronize(session.loaded.device)
             times.setdefault(dtype, []).append(time.perf_counter() - start)
-            peaks[dtype] = max(peaks[dtype], system.peak_memory(session.loaded.device))
+            peaks[dtype] = max(peaks[dtype], peak_memory(session.loaded.device))
             before, after = (sum(optimizer.count_forwards(n).values()) for n in (step, step + 1))
             passes[dtype] = after - before
             step += 1

@@ -9,7 +9,7 @@ from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.generation import Generation
-from mezo_cli.system import explain_device_errors
+from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.training.prepare import Prepared, prepare, smaller_batches
 
 WORDS, SIGNAL, COST = 0.15, 0.4, 0.35  # fractions of the time that is left when the check begins

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 import psutil  # type: ignore[import-untyped]
 import torch
 
-from mezo_cli import system
 from mezo_cli.config.adapters import LoraConfig
 from mezo_cli.config.base import SettingError
 from mezo_cli.config.optimizers import AdamWConfig
@@ -27,6 +26,8 @@ from mezo_cli.config.validation import check_rules
 from mezo_cli.diagnosis.findings import NOTE, OK, UNKNOWN, Deadline, Section
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.quantized import count_parameters
+from mezo_cli.process.memory import peak_memory, reset_peak_memory, trim_malloc
+from mezo_cli.process.signals import import_torch
 from mezo_cli.training.session import Session
 
 STEPS = 3
@@ -106,9 +107,9 @@ def take_steps(config: Config) -> dict[str, float]:
     from mezo_cli.data.batch_sampler import BatchSampler
     from mezo_cli.training.prepare import load_session
 
-    system.reset_peak_memory()
+    reset_peak_memory()
     device = torch.device("cpu")
-    before = system.peak_memory(device)
+    before = peak_memory(device)
     train = load_splits(config).train
     session = load_session(config, trains=True)
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
@@ -121,16 +122,16 @@ def take_steps(config: Config) -> dict[str, float]:
         start = time.perf_counter()
         with torch.no_grad():
             session.step(rows, step)
-        system.trim_malloc()
+        trim_malloc()
         seconds.append(time.perf_counter() - start)
     device = session.loaded.device
-    peak = system.peak_memory(device) - (before if device.type != "cuda" else 0)
+    peak = peak_memory(device) - (before if device.type != "cuda" else 0)
     return {"peak_bytes": peak, "seconds": statistics.median(seconds[1:])}
 
 
 def main() -> None:
     """Read a config, take its steps, and print a line of JSON."""
-    system.import_torch()
+    import_torch()
     importlib.import_module("mezo_cli.commands.preload")  # what is imported later is no memory of the steps
     try:
         print(json.dumps(take_steps(from_yaml(sys.stdin.read()))))

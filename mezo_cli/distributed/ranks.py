@@ -17,10 +17,11 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from mezo_cli import system
 from mezo_cli.config.schema import Config
 from mezo_cli.distributed.launch import Launch, read_launch
 from mezo_cli.errors import RunFailed, RunStopped, UserError, first_line
+from mezo_cli.process import versions
+from mezo_cli.process.signals import import_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -297,14 +298,14 @@ def joined() -> Iterator[Ranks]:
         yield ALONE
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings about a rank that is gone are 20 lines each
-    system.import_torch()
+    import_torch()
     import torch
 
-    versions = system.versions()
+    found = versions.installed()
     if torch.cuda.is_available():  # `cuda` means the GPU with this rank's number on its host
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
-    code = [f"{name} {versions.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
-    code.append(f"source files with sha256 {system.source_digest()[:16]}")  # what results depend on
+    code = [f"{name} {found.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
+    code.append(f"source files with sha256 {versions.source_digest()[:16]}")  # what results depend on
     ranks = Ranks(launch.rank, launch.size, _meet(launch))
     token = _current.set(ranks)
     try:

@@ -48,8 +48,8 @@ class MezoTrainer(Trainer):
             raise UserError("MezoTrainer makes its optimizer itself: give its settings as mezo={...}")
         if self.args.n_gpu > 1 or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise UserError("MezoTrainer takes one GPU per process (torchrun), without DeepSpeed and FSDP")
-        policy = os.environ.get("OMP_WAIT_POLICY", "").upper()
-        if self.args.device.type == "cpu" and torch.get_num_threads() > 1 and policy != "PASSIVE":
+        spins = torch.get_num_threads() > 1 and os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE"
+        if self.args.device.type == "cpu" and spins:  # torch was imported without `LIBRARY_DEFAULTS`
             log.warning(
                 "MezoTrainer: torch's idle threads spin, and take the cores from others: set OMP_WAIT_POLICY=PASSIVE "
                 "before Python starts, or import mezo_cli before torch"

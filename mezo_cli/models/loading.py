@@ -28,7 +28,9 @@ from mezo_cli.models.quantized import quantize_layers
 from mezo_cli.models.quantized_files import map_quantized
 from mezo_cli.models.stored_tensors import check_stored, dtype_of_files
 from mezo_cli.models.streaming import StreamedLayers
-from mezo_cli.system import environment, is_device_error, release_file_pages
+from mezo_cli.process.device_errors import is_device_error
+from mezo_cli.process.environment import environment
+from mezo_cli.process.memory import release_file_pages
 
 log = logging.getLogger("mezo")
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
-from mezo_cli.system import release_file_pages, trim_malloc
+from mezo_cli.process.memory import release_file_pages, trim_malloc
 
 PACKAGE = "bitsandbytes"
 BLOCK = 64  # weights per scale of nf4

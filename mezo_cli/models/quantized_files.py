@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from mezo_cli.models.quantized import QuantizedLinear, library_of, matrices_of, quantize, widen
 from mezo_cli.models.stored_tensors import read_tensors
+from mezo_cli.process.memory import release_file_pages, trim_malloc
 from mezo_cli.runs import atomic
-from mezo_cli.system import release_file_pages, trim_malloc
 
 
 def map_quantized(model: Any, how: str, files: Sequence[Path], name: str) -> list[Path]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError
 from mezo_cli.models.quantized import describe, library_of, quantized_layers
 from mezo_cli.models.streaming import streamed_layers
-from mezo_cli.system import release_file_pages
+from mezo_cli.process.memory import release_file_pages
 
 log = logging.getLogger("mezo")
 

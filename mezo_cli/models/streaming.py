@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError
 from mezo_cli.models.quantized import QuantizedLinear
 from mezo_cli.perturb.functional import swapped
-from mezo_cli.system import give_pages_back, mapped_files, trim_malloc
+from mezo_cli.process.memory import give_pages_back, mapped_files, trim_malloc
 
 CHUNK = 1 << 24  # bytes of a file that are hashed at a time
 

@@ -39,7 +39,7 @@ from mezo_cli.perturb.functional import (
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.low_rank import Factors, LowRankNoise
 from mezo_cli.perturb.params import SEGMENT, Params
-from mezo_cli.system import release_file_pages
+from mezo_cli.process.memory import release_file_pages
 
 # The most tokens of a batch for which one forward computes both signs of a step, by type of device. On a CPU, drawing z
 # is a small part of the step in a larger batch, and the activations of two forwards are a large part of the memory.

@@ -20,7 +20,7 @@ from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, round_
 from mezo_cli.perturb.noise.spans import Segment, Span, compute_device, tiles_of
-from mezo_cli.system import mapped_files, release_mapped_pages, trim_malloc
+from mezo_cli.process.memory import mapped_files, release_mapped_pages, trim_malloc
 
 # Terms of whole steps that are applied to all tensors before the next ones. The noise keeps more scaled tables than
 # that, so none is made again for every tensor; and the processor's cache holds them (4 MB).

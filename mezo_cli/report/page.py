@@ -19,6 +19,7 @@ import pandas as pd
 
 from mezo_cli.console import printable
 from mezo_cli.errors import UserError
+from mezo_cli.process.versions import package_version
 from mezo_cli.report.document import document
 from mezo_cli.report.figures import COLOURS, SERIES, WIDE, Line, draw_lines, drawing, page_figure, panels, run_figures
 from mezo_cli.report.frame import Entry, frame, left_out, no_runs, read_runs
@@ -29,7 +30,6 @@ from mezo_cli.report.settings import format_value
 from mezo_cli.report.tables import PROTOCOL, group_view, run_rows
 from mezo_cli.runs.run import utc_now
 from mezo_cli.runs.scores import format_score, metrics_of
-from mezo_cli.system import package_version
 
 if TYPE_CHECKING:  # jinja2 is imported when a page is written
     from jinja2 import Environment

@@ -16,9 +16,11 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock
 
-from mezo_cli import system
 from mezo_cli.console import LogFormatter, relative_path
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
+from mezo_cli.process import versions
+from mezo_cli.process.environment import IN_SWEEP
+from mezo_cli.process.signals import termination_as_keyboard_interrupt
 from mezo_cli.runs import atomic, checkpoints, trajectory
 from mezo_cli.runs.atomic import no_link, remove, sync, write_atomically, write_error
 from mezo_cli.runs.contents import RunInfo, Summary, check_types
@@ -260,7 +262,7 @@ class Run:
         handler = _LogFile(self.path / "train.log")
         log.addHandler(handler)
         try:
-            with system.termination_as_keyboard_interrupt():
+            with termination_as_keyboard_interrupt():
                 failed = {"verdict": None} if "verdict" in self.info() else {}  # of its last end
                 self.update(status="running", end=None, error=None, stopped=None, **failed)
                 yield
@@ -268,7 +270,7 @@ class Run:
         except (KeyboardInterrupt, RunStopped) as stop:
             reason = str(stop) if isinstance(stop, RunStopped) else "interrupted"
             self._record_end("interrupted", reason)
-            is_told = isinstance(stop, KeyboardInterrupt) and system.IN_SWEEP in os.environ
+            is_told = isinstance(stop, KeyboardInterrupt) and IN_SWEEP in os.environ
             log.warning("%s", reason if is_told else f"{reason}; resume with: {self.command('resume')}")
             raise
         except BaseException as error:
@@ -290,7 +292,7 @@ class Run:
 
     def _may_go(self) -> bool:
         """Whether this object has created the run, no step was taken, and no sweep tells its error."""
-        if self._files_before is None or system.IN_SWEEP in os.environ or is_sweep(self.path.parent):
+        if self._files_before is None or IN_SWEEP in os.environ or is_sweep(self.path.parent):
             return False
         lines = self.lines.read_valid()[0]
         return trajectory.length(self.trajectory)[0] == 0 and not any(line["step"] for line in lines)
@@ -454,7 +456,7 @@ class ReadOnlyRun(Run):
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
         """Treat SIGTERM and SIGHUP as Ctrl-C inside the block."""
-        with system.termination_as_keyboard_interrupt():
+        with termination_as_keyboard_interrupt():
             yield
 
     def open_trajectory(self, keep: int = 0) -> BinaryIO:
@@ -519,7 +521,7 @@ def _why_no_run(path: Path) -> str:
 
 def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:
     """Return the content of run.json of a run that this process creates now. It runs once `Run.tracked` says so."""
-    commit, is_dirty = system.git_state()
+    commit, is_dirty = versions.git_state()
     return {
         "format": FORMAT,
         "status": "interrupted",
@@ -530,7 +532,7 @@ def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:
         "start": utc_now(),
         "end": None,
         "error": None,
-        "versions": system.versions(),
+        "versions": versions.installed(),
         "git_commit": commit,
         "git_dirty": is_dirty,
         "config_sha256": hashlib.sha256(config_yaml.encode()).hexdigest(),

@@ -25,10 +25,11 @@ from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import OwnCode
 from mezo_cli.errors import UserError, first_line
+from mezo_cli.process.environment import IN_SWEEP, environment, visible_gpus
+from mezo_cli.process.streams import discard_output
 from mezo_cli.runs import Run
 from mezo_cli.runs.contents import read_contents
 from mezo_cli.sweep.plan import SweepPlan
-from mezo_cli.system import IN_SWEEP, discard_output, environment, visible_gpus
 
 log = logging.getLogger("mezo")
 

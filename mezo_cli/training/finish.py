@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mezo_cli import system
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.rates import advise
 from mezo_cli.config.schema import Example
@@ -13,6 +12,7 @@ from mezo_cli.errors import RunStopped
 from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
+from mezo_cli.process.memory import peak_memory
 from mezo_cli.runs import BEFORE_TRAINING, trajectory
 from mezo_cli.runs.scores import format_score, without_texts
 from mezo_cli.training.divergence import Divergence
@@ -89,7 +89,7 @@ def finish(
         "best": {"step": best, metric: results["dev"][metric]},
         **results,
         optimizer.scalar: trajectory.scalar_stats(grads),
-        "peak_memory_bytes": system.peak_memory(session.loaded.device),
+        "peak_memory_bytes": peak_memory(session.loaded.device),
     }
     summary |= ({"probe": probe} if probe else {}) | ({"reward": reward["name"]} if reward else {})
     summary |= {"stopped": stopped["by"]} if stopped else {}

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from mezo_cli import system
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.console import progress_reporter
 from mezo_cli.data.splits import limit, shared_rows
@@ -20,9 +19,11 @@ from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import describe
 from mezo_cli.models.stored_tensors import format_names
+from mezo_cli.process.device_errors import explain_device_errors
+from mezo_cli.process.memory import reset_peak_memory, trim_malloc
+from mezo_cli.process.versions import describe_arithmetic, device_name
 from mezo_cli.runs import Run, recovery
 from mezo_cli.runs.atomic import file_sha256
-from mezo_cli.system import explain_device_errors
 from mezo_cli.training import precision, restore
 from mezo_cli.training.divergence import Divergence, check_finite
 from mezo_cli.training.evaluations import Evaluations
@@ -55,7 +56,7 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
         RunStopped: when the training has taken `max_seconds`, with `at_limit=stop`.
         RunFailed: when the loss is not finite, memory runs out, or the run directory cannot be written.
     """
-    system.reset_peak_memory()
+    reset_peak_memory()
     ranks = current()  # of which the first alone looks
     found = ranks.from_first(str(recovery.find_resume_step(config, run)) if ranks.is_first else "")
     resumed = None if found == "None" else int(found)  # None for a new run
@@ -91,7 +92,7 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
                 run_log.record(session, result, figures)
                 engine.update(session.optimizer, step, result)
                 if session.loaded.device.type == "cpu":
-                    system.trim_malloc()
+                    trim_malloc()
                 progress.report_step(step + 1, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
                 if config.logs_at(step + 1):
                     divergence.add(result.loss)
@@ -168,8 +169,8 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> None:
         prompt=session.encoder.decode(rows["train"][0]) if config.data.store_texts else None,
         **session.objective.describe(),
         metric=config.chosen_metric,
-        device=system.device_name(session.loaded.device),
-        arithmetic=_arithmetic(run, resumed, system.describe_arithmetic(session.loaded.device, dtype)),
+        device=device_name(session.loaded.device),
+        arithmetic=_arithmetic(run, resumed, describe_arithmetic(session.loaded.device, dtype)),
         matmul_precision=torch.get_float32_matmul_precision(),
         task_version=config.task.version,
         trainable=session.trainable(),
@@ -234,7 +235,7 @@ def _log_model(prepared: Prepared) -> None:
     log.info(
         "model  %s on %s: training %s parameters (%.3g%%) in %d tensor%s",
         config.model.path,
-        system.device_name(session.loaded.device),
+        device_name(session.loaded.device),
         f"{trainable['count']:,}",
         100 * trainable["share"],
         len(trainable["names"]),

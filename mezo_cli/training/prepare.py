@@ -29,7 +29,7 @@ from mezo_cli.optim.first_order import set_rate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import noise_of
 from mezo_cli.perturb.params import Params
-from mezo_cli.system import explain_device_errors, is_device_error
+from mezo_cli.process.device_errors import explain_device_errors, is_device_error
 from mezo_cli.tasks.generate import PromptRow
 from mezo_cli.training.forgetting import read_kept_rows
 from mezo_cli.training.session import Session

@@ -24,8 +24,8 @@ from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
+from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, recovery
-from mezo_cli.system import explain_device_errors
 from mezo_cli.training.prepare import Prepared, prepare, smaller_batches
 
 log = logging.getLogger("mezo")

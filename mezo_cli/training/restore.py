@@ -18,9 +18,9 @@ from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, StepRecord
 from mezo_cli.console import progress_log
 from mezo_cli.errors import UserError, join
+from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
-from mezo_cli.system import explain_device_errors
 from mezo_cli.training.prepare import load_session, smaller_model
 from mezo_cli.training.session import Session
 

@@ -24,7 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.system import LIBRARY_DEFAULTS, peak_memory, reset_peak_memory
+from mezo_cli.process.environment import LIBRARY_DEFAULTS
+from mezo_cli.process.memory import peak_memory, reset_peak_memory
 
 os.environ |= LIBRARY_DEFAULTS | os.environ  # as the command line does, before torch is imported
 

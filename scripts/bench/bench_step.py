@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.system import LIBRARY_DEFAULTS
+from mezo_cli.process.environment import LIBRARY_DEFAULTS
 
 os.environ |= LIBRARY_DEFAULTS | os.environ  # as the command line does, before torch is imported
 
@@ -50,8 +50,8 @@ from step_works import (
     steps_per_call,
 )
 
-from mezo_cli import system
 from mezo_cli.console import format_duration
+from mezo_cli.process import versions
 
 Report = Callable[[str], None]
 ROUNDS_FOR_INTERVAL = 5
@@ -155,8 +155,8 @@ def measure(shape: str, spec: str, args: argparse.Namespace, until: float) -> di
         "device": str(device),
         "limits": limits(),
         "load": [round(value, 1) for value in [*load, os.getloadavg()[0]]],  # before and after, this process included
-        **dict(zip(("commit", "dirty"), system.git_state(), strict=True)),
-        "versions": system.versions(),
+        **dict(zip(("commit", "dirty"), versions.git_state(), strict=True)),
+        "versions": versions.installed(),
         "date": datetime.now(UTC).date().isoformat(),
         "command": shlex.join(["python", "scripts/bench/bench_step.py", *sys.argv[1:]]),
         "rounds": len(taken),

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from mezo_cli import system
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.adapters import LoraConfig
 from mezo_cli.config.schema import Config, ModelConfig, ObjectiveConfig, TokenizedExample
@@ -30,6 +29,7 @@ from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
+from mezo_cli.process.memory import trim_malloc
 
 SHAPES: dict[str, dict[str, Any]] = {
     "thin": {"hidden_size": 16, "num_hidden_layers": 24, "num_attention_heads": 2, "intermediate_size": 32},
@@ -143,7 +143,7 @@ class Ours:
     def step(self) -> None:
         """Do one step, as `mezo train` does."""
         self.optimizer.step(self.forward, self.loss, self.count)
-        system.trim_malloc()
+        trim_malloc()
         self.count += 1
 
     @torch.no_grad()

@@ -16,8 +16,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from mezo_cli import system
 from mezo_cli.__main__ import main
+from mezo_cli.process.environment import environment as with_variables
 from tests.campaign.file_operations import Watch
 from tests.command_line import Result, environment
 
@@ -59,7 +59,7 @@ def _start(words: list[list[str]], folder: Path, cwd: Path, how: Request) -> For
     variables = environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", COLUMNS="200")
     late = [*LATE, *(f"mezo_cli.commands.{name}" for name in COMMANDS), "mezo_cli.commands.preload"]
     FORKING.set_forkserver_preload(["__main__", __name__, *late])
-    with STARTING, system.environment({**variables, "PYTHONPATH": root}):  # the first start has the server read them
+    with STARTING, with_variables({**variables, "PYTHONPATH": root}):  # the first start has the server read them
         process = FORKING.Process(target=_run_all, args=(words, folder, cwd, variables, how))
         process.start()
     return process

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from mezo_cli import data, models, system
+from mezo_cli import data, models
+from mezo_cli.process import versions
 from mezo_cli.runs import Run
 from mezo_cli.training.session import Session
 from tests import tiny
@@ -235,7 +236,7 @@ def differ(what: str, rank: int) -> None:
     """Let rank 1 have other source files, another set of rows, or another weight in its model files."""
     load, load_splits = models.load, data.load_splits
     if rank == 1 and what == "version":
-        system.source_digest = lambda: "0" * 64
+        versions.source_digest = lambda: "0" * 64
     elif rank == 1 and what == "rows":
         data.load_splits = lambda config: dataclasses.replace(load_splits(config), fingerprint="0" * 64)
     elif rank == 1:

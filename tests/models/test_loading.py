@@ -24,7 +24,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.models.loading import SEQUENTIAL
 from mezo_cli.objectives import OBJECTIVES, packing, plain_check
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.system import peak_memory, reset_peak_memory
+from mezo_cli.process.memory import peak_memory, reset_peak_memory
 from mezo_cli.training.prepare import load_session
 from tests import tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready

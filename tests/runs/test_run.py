@@ -14,9 +14,9 @@ import pytest
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import RunFailed, UserError
+from mezo_cli.process.environment import IN_SWEEP
+from mezo_cli.process.environment import environment as variables
 from mezo_cli.runs import Run
-from mezo_cli.system import IN_SWEEP
-from mezo_cli.system import environment as variables
 from tests.command_line import environment, error_line, mezo
 
 CONFIG = to_yaml(build_config(["steps=3"]))

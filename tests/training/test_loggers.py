@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, OpenAiConfig
 from mezo_cli.config.stored import read_config, to_yaml
 from mezo_cli.runs import Run
 from mezo_cli.training import loggers
@@ -329,6 +329,16 @@ def test_a_missing_package_is_refused_before_training(
             mezo(*words)
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_logger_gets_nothing_of_the_config_that_no_run_stores(tmp_path: Path) -> None:
+    run, config = a_run(tmp_path / "run", "tensorboard")
+    engine = OpenAiConfig(name="openai", url="http://192.0.2.1:1", adapter_dir="/of/mine")
+    give(run, config.replace(engine=engine), [1], FINISHED)
+    told = text(run.path, "config")
+    assert "engine.name: openai" in told
+    assert "192.0.2.1" not in told
+    assert "/of/mine" not in told
 
 
 def test_every_logger_has_a_config_file() -> None:

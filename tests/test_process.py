@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli import system
+from mezo_cli.process import versions
 from tests.command_line import environment
 
 # Free a small block between two that stay, often: glibc keeps such blocks, and malloc_trim(0) returns their pages.
 FRAGMENTS = """
 import ctypes
-from mezo_cli import system
+from mezo_cli.process.memory import trim_malloc
 
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
@@ -27,7 +27,7 @@ for block in blocks:
 for block in blocks[:-1]:  # the last one keeps the heap from shrinking
     libc.free(block)
 freed = resident()
-system.trim_malloc()
+trim_malloc()
 print(freed - resident())
 """
 
@@ -43,14 +43,14 @@ def test_freed_memory_goes_back_to_the_system() -> None:
 
 PEAK = """
 import torch
-from mezo_cli import system
+from mezo_cli.process.memory import peak_memory, reset_peak_memory
 
 cpu = torch.device("cpu")
 block = bytearray(b"1" * 200_000_000)
 del block
-before = system.peak_memory(cpu)
-system.reset_peak_memory()
-print(before - system.peak_memory(cpu))
+before = peak_memory(cpu)
+reset_peak_memory()
+print(before - peak_memory(cpu))
 """
 
 
@@ -65,14 +65,14 @@ def test_the_peak_memory_of_a_job_is_its_own() -> None:
 def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "mezo_cli"
     package.mkdir()
-    (package / "system.py").write_text("1\n")
-    monkeypatch.setattr(system, "PACKAGE", package)
-    git_state = inspect.unwrap(system.git_state)  # the session asks once
+    (package / "code.py").write_text("1\n")
+    monkeypatch.setattr(versions, "PACKAGE", package)
+    git_state = inspect.unwrap(versions.git_state)  # the session asks once
     assert git_state() == (None, None)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
         subprocess.run([*git, *words], check=True)
     (tmp_path / "untracked").touch()
     assert git_state() == (subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip(), False)
-    (package / "system.py").write_text("2\n")
+    (package / "code.py").write_text("2\n")
     assert git_state()[1] is True

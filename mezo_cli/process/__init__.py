@@ -1,0 +1,1 @@
+"""This process and the machine that it runs on."""

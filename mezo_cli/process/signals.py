@@ -1,0 +1,49 @@
+"""Signals that end this process."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from mezo_cli.errors import UserError, one_line
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Handle signals by `handler` inside the block, except those that are ignored, as SIGHUP is under nohup.
+
+    Outside the main thread, where handlers cannot be set, they stay.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in signals} if is_main else {}
+    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def termination_as_keyboard_interrupt() -> contextlib.AbstractContextManager[None]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C inside the block, so that an interrupted run records its status."""
+    return signal_handlers(ENDING_SIGNALS[1:], signal.default_int_handler)
+
+
+def import_torch() -> None:
+    """Import torch, before any module that imports it; an ending signal meanwhile is acted on when that is done.
+
+    An exception during the initialization of torch's C++ libraries would abort the process.
+    """
+    came: list[int] = []
+    with signal_handlers(ENDING_SIGNALS, lambda number, _: came.append(number)):
+        try:
+            import torch  # noqa: F401
+        except (ImportError, OSError, MemoryError) as error:  # little memory, a broken installation
+            raise UserError(f"torch cannot be imported: {one_line(error)}") from error
+    if came:
+        raise KeyboardInterrupt
