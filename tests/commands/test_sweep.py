@@ -329,8 +329,10 @@ def test_slurm_that_is_not_there(roberta: Path, movies: Path, tmp_path: Path, mo
 
 
 def test_ctrl_c_reaches_neither_the_server_of_jobs_nor_what_it_forks() -> None:
+    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    server._stop()  # one that another test has started
     jobs._start_server()
-    pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    pid = server._forkserver_pid
     blocked = re.search(r"^SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
     assert blocked
     assert int(blocked[1], 16) & 1 << signal.SIGINT - 1
