@@ -21,7 +21,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.jsonl import write_object
-from mezo_cli.runs.run import ALWAYS_READ
+from mezo_cli.runs.run import ALWAYS_READ, ENDS
 from mezo_cli.runs.scores import without_texts
 from mezo_cli.sharing.card import base_name, code, hub_id, write_card
 from mezo_cli.sharing.model_folder import CARD
@@ -101,7 +101,7 @@ def write_trajectory_run(
         made.save_checkpoint("best", weights["best"]["step"], lambda to: _copy_adapter(run, to, base_name(config)))
     if rows := run.predictions():
         made.write_predictions(map(without_texts, rows))
-    write_object(folder / "run.json", {**info, "ends": made.ends()})
+    write_object(folder / "run.json", {**info, "ends": made.ends(dict.fromkeys((*ENDS, *copied)))})
     step, use = int(weights["best"]["step"]), _use(config, repo, weights)
     write_atomically(folder / CARD, write_card(run, session, step, repo, use, "mezo"))
 
