@@ -71,4 +71,4 @@ def test_the_demo_gains_what_the_readme_says(tmp_path: Path) -> None:
     assert summary["dev"]["accuracy"] >= before + 0.05
     assert summary["test"]["accuracy"] > 0.67
     assert process("export", run, "--trajectory", "--out", tmp_path / "shared", cwd=tmp_path).code == 0
-    assert sum(file.stat().st_size for file in (tmp_path / "shared").iterdir()) < 100_000
+    assert sum(file.stat().st_size for file in (tmp_path / "shared").iterdir()) < 200_000  # half of it predictions

@@ -120,7 +120,7 @@ class Trial:
             with torch.no_grad():
                 result = self.optimizer.step(self.problem.forward, self.problem, step)
             assert not not_finite(result), f"step {step} of {self.config}: {not_finite(result)}"
-            missing = [0.0] * (zeroth_order(self.config).directions - len(result.recorded))
+            missing = [0.0] * (zeroth_order(self.config).scalars - len(result.recorded))
             records.append((step, [*result.recorded, *missing], result.lr))
         return records
 
@@ -291,7 +291,7 @@ class Conformance:
                 assert (scalars[0], scalars[-1]) == ("loss", "lr")
                 assert all(to_float32(value) == value for value in (*result.recorded, result.lr))
                 number = optimizer.samples(step) if optimizer.replayable else 0
-                assert len(result.recorded) == number <= zeroth_order(config).directions
+                assert len(result.recorded) == number <= zeroth_order(config).scalars
             backwards = STEPS if config.needs_backward else 0
             assert optimizer.count_forwards(STEPS) == {"forwards": problem.calls, "backwards": backwards}
 

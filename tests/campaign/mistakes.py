@@ -101,7 +101,7 @@ EXPORT = ["data", "data=files", "data.dir=DATA", "--export", "closed/x"]
 # Wrong settings, alone; the error line names the key, or the value.
 SETTINGS = """
 nosuch=1 step=5 optimiser.lr=1e-5 lr=1e-5 optimizer.learning_rate=1 task.nosuch=1 steps steps= steps=ten
-steps=1.5 steps=-1 steps=1e3 steps=true steps=null steps=99999999999999999999 steps=${nosuch} steps=${ +steps=1
+steps=1.5 steps=-1 steps=true steps=null steps=99999999999999999999 steps=${nosuch} steps=${ +steps=1
 ++nosuch=1 ~steps ~optimizer +task=rte batch_size=0 batch_size=x log_every=0 eval_batch_size=0 seed=-1 seed=abc
 seed=1,2 task=sst2,rte task=nosuch task= task=../task/sst2 objective=mlmm objective.loss=ce optimizer=adam
 optimizer=mezo_sgd optimizer.lr=nan optimizer.lr=-1 optimizer.lr=fast optimizer.eps=0 optimizer.samples=0
@@ -151,7 +151,7 @@ WORDS = [
         Mistake(train(*words.split()), says=says)
         for words, says in [
             ("=5", ""),
-            ("task.labels=[a]", "labels has 2 names for 1 labels"),
+            ("task.labels=[a]", "give 1, one for each label"),
             ("task.label_words=[terrible,terrible]", "terrible"),
             ("task.label_words=[terrible,unpronounceability]", "unpronounceability"),
             ("task.label_words=[terrible,'']", "label word"),

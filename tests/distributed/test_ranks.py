@@ -238,7 +238,7 @@ def differ(what: str, rank: int) -> None:
     if rank == 1 and what == "version":
         versions.source_digest = lambda: "0" * 64
     elif rank == 1 and what == "rows":
-        data.load_splits = lambda config: dataclasses.replace(load_splits(config), fingerprint="0" * 64)
+        data.load_splits = lambda *what: dataclasses.replace(load_splits(*what), fingerprint="0" * 64)
     elif rank == 1:
         models.load = lambda *args, **options: moved(load(*args, **options))
 
