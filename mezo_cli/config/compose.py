@@ -79,10 +79,12 @@ def load(overrides: Sequence[str], config_dir: str | None = None) -> Job:
     with hydra_session():
         node = compose_node([override.text for override in parsed], config_dir)
         with locating(node, parsed, choices):
-            if begun := begin(node, parsed):
-                name, values = node.model.name, " ".join(f"{key}={show(value)}" for key, value in begun.items())
-                log.info("model  %s begins with %s; an experiment, or a key given here, wins", name, values)
-            return Job(config_of(node, parsed), _directory(node, "hydra.run.dir").absolute())
+            begun = begin(node, parsed)
+            job = Job(config_of(node, parsed), _directory(node, "hydra.run.dir").absolute())
+        if begun:  # said of what is valid: a mistake is one line
+            name, values = job.config.model.name, " ".join(f"{key}={show(value)}" for key, value in begun.items())
+            log.info("model  %s begins with %s; an experiment, or a key given here, wins", name, values)
+        return job
 
 
 def build_config(overrides: Sequence[str], config_dir: str | None = None) -> Config:

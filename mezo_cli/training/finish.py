@@ -160,10 +160,8 @@ def _standstill(session: Session, scores: Evaluations, untrained: Mapping[str, E
     optimizer, known = session.config.optimizer, ""
     if "dev" not in untrained or not isinstance(optimizer, PerturbationConfig):
         return ""
-    interval, losses = (
-        untrained["dev"].summary()["intervals"].get("loss"),
-        [line["loss"] for line in scores.dev.values()],
-    )
+    interval = untrained["dev"].summary()["intervals"].get("loss")
+    losses = [line["loss"] for line in scores.dev.values()]
     if interval is None or not interval[0] <= min(losses) <= max(losses) <= interval[1]:
         return ""
     if optimizer.name == "mezo":

@@ -103,9 +103,10 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
                 stop_early(stop_reason, session, scores, progress)
         run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
         seconds = run_log.seconds()
-        if run_log.started is not None and scores.dev_seconds > COSTLY * (time.perf_counter() - run_log.started):
-            share = 100 * scores.dev_seconds / (time.perf_counter() - run_log.started)
-            log.info("dev    evaluations took %.0f%% of the time: raise eval_every, or set data.eval_limit", share)
+        share = scores.dev_seconds / max(time.perf_counter() - (run_log.started or 0.0), 1e-9)  # of this process
+        if share > COSTLY:
+            told = "dev    evaluations took %.0f%% of the time: raise eval_every, or set data.eval_limit"
+            log.info(told, 100 * share)
         engine.check_weights(session.params)
         if run.writes:
             run.update(weights={"last": {"step": run_log.step, "sha256": fingerprint(session.loaded.model)}})
