@@ -66,7 +66,7 @@ def _checks(opened: Opened) -> Iterator[Check]:
     yield same, "data", f"rows of sha256 {seen[0].fingerprint[:12]}, {_recorded(info['data_fingerprint'][:12], same)}"
     found = models.fingerprint(prepared.session.loaded.model)
     yield _compare_weights("weights", step, found, recorded["best"])
-    here = describe_arithmetic(prepared.session.loaded.device, config.model.compute_dtype)
+    here = describe_arithmetic(prepared.session.loaded.device, config.model.computes_in)
     there = info.get("arithmetic") or {}
     parts = [there] if isinstance(there, dict) else there  # each from a step on
     others = [name for name, value in here.items() if any(part.get(name) != value for part in parts)]

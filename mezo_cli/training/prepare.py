@@ -139,7 +139,8 @@ def load_session(
         restores: the caller loads the run's own head, so nothing is said about a new one.
     """
     full = config.peft.name == "none"
-    source = config.model
+    source = models.resolved(config.model)
+    config = config.replace(model=source)
     if checkpoint is not None and full:
         source = source.replace(path=str(checkpoint), revision=None)
     with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
