@@ -23,7 +23,7 @@ from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run, recovery
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
 
 log = logging.getLogger("mezo")
 

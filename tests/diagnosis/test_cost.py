@@ -9,7 +9,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.diagnosis import cost, signal
 from mezo_cli.diagnosis.findings import DOUBT, Deadline, Finding, Section
 from mezo_cli.models import dtypes
-from mezo_cli.training.prepare import Prepared
+from mezo_cli.session.prepare import Prepared
 from tests.diagnosis.sessions import load, named, only
 from tests.diagnosis.test_signal import Ticks
 

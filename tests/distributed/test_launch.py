@@ -8,7 +8,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.distributed.launch import read_launch
 from mezo_cli.distributed.ranks import Ranks, split_sizes
 from mezo_cli.errors import UserError
-from mezo_cli.training.prepare import prepare
+from mezo_cli.session.prepare import prepare
 from tests.command_line import error_line, mezo
 
 MET = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -14,8 +14,8 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.stored import read_config
 from mezo_cli.models import resolved
 from mezo_cli.runs import Run
+from mezo_cli.session.session import Session
 from mezo_cli.training import precision
-from mezo_cli.training.session import Session
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
 
