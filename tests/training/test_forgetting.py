@@ -96,7 +96,9 @@ def test_a_resumed_run_compares_with_the_same_start(
 def test_a_resumed_run_with_another_file_is_refused(tmp_path: Path, eager_kernels: None) -> None:
     tiny.write_jsonl(tmp_path / "keep.jsonl", KEPT)
     words = [*WORDS, "steps=2", "max_seconds=0.001", "at_limit=stop", f"data.keep={tmp_path / 'keep.jsonl'}"]
+    words += ["objective.drift=false"]
     assert mezo("train", *words, f"hydra.run.dir={tmp_path / 'run'}").code != 0
+    assert all("drift" not in line and "keep_kl" in line for line in dev(tmp_path / "run"))
     tiny.write_jsonl(tmp_path / "keep.jsonl", KEPT[:1])
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     line = error_line(mezo("resume", tmp_path / "run", "max_seconds=null"))
