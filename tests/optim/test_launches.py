@@ -16,10 +16,9 @@ LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16
 LARGE |= {"vocab_size": 50265, "max_position_embeddings": 514}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_layer_is_perturbed_by_one_launch_for_both_signs(dtype: torch.dtype) -> None:
+def test_a_layer_is_perturbed_by_one_launch_for_both_signs() -> None:
     with torch.device("meta"):
-        model = RobertaForMaskedLM(RobertaConfig(**LARGE)).to(dtype).eval()
+        model = RobertaForMaskedLM(RobertaConfig(**LARGE)).eval()
         states = torch.empty(2, 32, 1024)
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
     counted = mock.patch.object(Kernel, "__call__")

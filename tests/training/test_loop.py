@@ -353,6 +353,7 @@ def test_a_loss_that_has_not_moved_names_the_rate_of_the_table(roberta: Path, mo
         ),
         (["optimizer.lr=1e30", "optimizer.eps=0.1", "objective.loss=accuracy"], "the loss is not finite"),
         (["optimizer.eps=1e30"], "optimizer.eps (now 1e+30)"),
+        (["optimizer.lr=1e30", "model.compute_dtype=float16"], "model.compute_dtype=bfloat16 or float32 has the range"),
     ],
 )
 def test_a_loss_that_is_not_finite_stops_the_run(

@@ -25,11 +25,7 @@ CHECKED_TILES = 3  # compiled code must be bitwise identical on as many tiles be
 
 
 def compile_native(kind: str, operation: str, tile: int, arrays: tuple[Tensor, ...]) -> Function:
-    """Return a kernel for the device of these arrays: see `simd.compile_kernel` and `gpu.compile_kernel`.
-
-    Raises:
-        Exception: if the compiler is missing or fails; without Triton an ImportError.
-    """
+    """Return a kernel for the device of these arrays, by `simd.py` or `gpu.py`; ImportError without Triton."""
     if arrays[0].device.type == "cpu":
         return simd.compile_kernel(kind, operation, tile, arrays)
     from mezo_cli.perturb.noise import gpu

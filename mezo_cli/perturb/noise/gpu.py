@@ -145,10 +145,9 @@ def compile_kernel(kind: str, operation: str, tile: int, arrays: tuple[Tensor, .
     """
     if kind not in TILES:
         raise NotImplementedError("this kind of noise has no kernels for GPUs")
-    stored, size = str(arrays[0].dtype).removeprefix("torch."), TILES[kind]
-    updates = operation != "perturb"
-    to = operation.removeprefix("round_") if kind == "none" else stored if updates and stored != "float32" else ""
-    last, pair = (len(arrays) > 1) * 1, len(arrays) == 3
+    stored, size, last = str(arrays[0].dtype).removeprefix("torch."), TILES[kind], min(1, len(arrays) - 1)
+    to = "" if operation == "perturb" or stored == "float32" else stored
+    to = operation.removeprefix("round_") if kind == "none" else to
 
     def kernel(*tensors: Tensor) -> None:
         given = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in tensors[: len(arrays)]]
@@ -158,7 +157,7 @@ def compile_kernel(kind: str, operation: str, tile: int, arrays: tuple[Tensor, .
         number = more.pop() if more else scaled
         used = (given[0], given[last], given[-1], tiles, keys, step_sample, scaled, rounding, number, len(tiles))
         with torch.cuda.device_of(tensors[0]):
-            how = kind, operation, to, pair, tile // 256, size
+            how = kind, operation, to, len(arrays) == 3, tile // 256, size
             _noise[(triton.cdiv(len(tiles), size),)](*used, *how, enable_fp_fusion=False)
 
     return kernel
