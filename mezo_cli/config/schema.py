@@ -32,7 +32,7 @@ from mezo_cli.config.registry import LOGGERS, LOSSES, METRICS
 
 Length = Annotated[Whole, Field(ge=8)]  # of a row, in tokens
 Dtype = Literal["float32", "bfloat16"]
-LossName = Annotated[Text, AfterValidator(LOSSES.check), WithJsonSchema({"enum": [*LOSSES.built_in]})]
+LossName = Annotated[Text, AfterValidator(LOSSES.check), WithJsonSchema({"enum": [*LOSSES.rows]})]
 LoggerName = Annotated[Entry, AfterValidator(LOGGERS.check)]
 
 
