@@ -7,7 +7,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    PlainSerializer,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
@@ -56,7 +55,7 @@ def _auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
     return value if value == AUTO else number(value)
 
 
-Rate = Annotated[Number, WrapValidator(_auto), PlainSerializer(lambda value: value, return_type=Any)]
+Rate = Annotated[Number, WrapValidator(_auto)]
 NoiseName = Annotated[Text, AfterValidator(NOISES.check), WithJsonSchema({"enum": [*NOISES.rows]})]
 ClipBound = Annotated[str, BeforeValidator(_bound)]
 

@@ -12,7 +12,7 @@ from mezo_cli.config.choices import CONF
 from mezo_cli.config.explain import is_group, readers, unknown_key, validate
 from mezo_cli.config.rates import ROWS
 from mezo_cli.config.registry import CHOICES, ENGINE_OBJECTIVES, LOGGERS, OBJECTIVES, PEFT
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.errors import UserError, did_you_mean, install, join, without_credentials
 
 
@@ -59,7 +59,7 @@ def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
 def defaults(names: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Return the default of every key as plain nested values; of the choices of groups, where their names are given."""
     chosen = {group: choose(group, {"name": name}) for group, name in names.items() if name in CHOICES[group].names}
-    return Config().replace(**chosen).model_dump(serialize_as_any=True)
+    return to_dict(Config().replace(**chosen))
 
 
 def _steps_within(config: Config, forwards: int) -> int:
