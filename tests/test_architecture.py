@@ -26,6 +26,7 @@ LAYERS = [
     {"models"},
     {"adapters", "objectives", "optim"},
     {"engine"},
+    {"session"},
     {"training"},
     {"report", "sharing"},
     {"diagnosis", "library"},
