@@ -129,7 +129,7 @@ def train(
     if cfg is not None:
         from mezo_cli.config import compose, schema, stored
 
-        print(stored.dump(schema.to_dict(compose.build_config(words, config_dir))), end="")
+        print(stored.dump(schema.to_dict(compose.build_config(words, config_dir), own=True)), end="")
     else:
         from mezo_cli.commands import train
 

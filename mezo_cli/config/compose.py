@@ -31,7 +31,6 @@ from mezo_cli.config.base import SettingError, show
 from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate
 from mezo_cli.config.explain import GROUPS, key_owners, key_schema
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
-from mezo_cli.config.own_code import own_of, with_own_code
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import Config
 from mezo_cli.config.validation import build, check_installed, defaults
@@ -109,8 +108,6 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
         raise _explained(error) from error
     config = build(plain, {override.name for override in overrides} - set(tolerated))
     _check_order(node, config, {override.name for override in overrides})
-    if own := own_of(config):
-        config = with_own_code(config, own)  # paths become absolute
     for override in overrides:
         other = INSTEAD.get(override.name)
         if other is not None and getattr(config, other):

@@ -37,7 +37,7 @@ from mezo_cli.perturb.functional import (
     swapped,
 )
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.perturb.noise.low_rank import Factors, LowRankNoise
+from mezo_cli.perturb.noise.direction import Factors
 from mezo_cli.perturb.params import SEGMENT, Params
 from mezo_cli.process.memory import release_file_pages
 
@@ -441,8 +441,7 @@ class PerturbedForward:
 
     def _layer_forward(self, layer: nn.Module, inner_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
-        is_low_rank = isinstance(self.params.noise, LowRankNoise)  # which draws tensor by tensor
-        if not self.layer_elements or self.perturbation is None or self._calls or is_low_rank:
+        if not self.layer_elements or self.perturbation is None or self._calls or self.params.noise.has_factors:
             return inner_forward(*args, **kwargs)
         key = layer, self.compute_dtype
         if key not in self._layer_plans:
@@ -478,7 +477,7 @@ class PerturbedForward:
     def _factors_of(self, weight: Tensor) -> Factors | None:
         """Return z of a weight if its forward uses the factors: in float32, where no weight is rounded."""
         noise = self.params.noise
-        if not (self.uses_factors and isinstance(noise, LowRankNoise) and self._is_perturbed(weight)):
+        if not (self.uses_factors and noise.has_factors and self._is_perturbed(weight)):
             return None
         if self.compute_dtype != torch.float32 or self.params.dtype != torch.float32:
             return None

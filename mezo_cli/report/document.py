@@ -202,7 +202,7 @@ def projected_grads(run: Entry) -> np.ndarray | None:
     if not config.optimizer.replayable or not file.exists() or not file.stat().st_size:
         return None
     optimizer: Any = OPTIMIZERS.implementation(config.optimizer.name)(config.optimizer, config.seed, config.steps)
-    grads = run.run.read_trajectory().drawn_grads(optimizer.shown)
+    grads = run.run.read_trajectory().drawn_grads(optimizer.samples)
     return grads if grads.size else None
 
 
