@@ -12,9 +12,9 @@ from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import INSTEAD
 from mezo_cli.config.overrides import parse, quote
-from mezo_cli.config.own_code import KEYS, REWARD, USED, reward_of, without_own_code
+from mezo_cli.config.own_code import REWARD, USED, own_keys, reward_of, without_own_code
 from mezo_cli.config.schema import Config, to_dict
-from mezo_cli.config.stored import from_yaml, read_settings, to_stored
+from mezo_cli.config.stored import from_yaml, read_settings
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run, checkpoints
 
@@ -36,7 +36,7 @@ def with_settings_of(source: Path | None, overrides: Sequence[str], config_dir: 
     config = _read(source, given)
     chosen = {group: getattr(getattr(config, group, None), "name", "") for group in choices}
     chosen = {group: name for group, name in chosen.items() if name in choices[group] and name != ANY_TASK}
-    stored = _flat(to_stored(config))
+    stored = _flat(to_dict(config))
     left_out = {key for pair in INSTEAD.items() for key, other in (pair, pair[::-1]) if other in given}
     left_out |= {key for key, other in INSTEAD.items() if stored[other]} | given
     if config.data.seed == config.seed:
@@ -69,7 +69,7 @@ def _read(source: Path, given: set[str]) -> Config:
         settings, config = read_settings(text), from_yaml(text)
     except UserError as error:
         raise UserError(f"--from {source}: {error}") from error
-    kept, lacking = _flat(without_own_code(settings)), {key: "" for key in KEYS if key not in given}
+    kept, lacking = _flat(without_own_code(settings)), own_keys().keys() - given
     own = {key: value for key, value in _flat(settings).items() if key in lacking and kept.get(key) != value}
     if info.get(USED) and REWARD in lacking and reward_of(config) is None:
         own[REWARD] = "FILE.py:function"
