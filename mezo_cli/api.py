@@ -15,7 +15,7 @@ from mezo_cli.process.environment import keeping_matmul_precision
 if TYPE_CHECKING:  # they import torch
     from mezo_cli.data.memory import Rows
     from mezo_cli.objectives.prediction import Predicted
-    from mezo_cli.training.session import Session
+    from mezo_cli.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,16 @@ class LoadedRun:
 
         self._session = session
         self.labels, self.columns = list(session.config.task.labels), read_columns(session.config.data_task)
+
+    def __enter__(self) -> "LoadedRun":
+        return self
+
+    def __exit__(self, *of_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the model, and free its memory. `with load(run) as loaded:` does it at the end."""
+        self._session.close()
 
     def predict(self, rows: "Rows") -> "list[Predicted]":
         """Return a `Prediction` for each row: its `predicted` label and the `probabilities` of all labels.

@@ -114,12 +114,10 @@ def composing_all() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def no_collection_in_each_run() -> Iterator[None]:
     """Leave the garbage of runs to Python: each collects it for the next one's memory. See `live_models.count_live`."""
-    from mezo_cli.process import memory
-    from mezo_cli.training import loop
+    from mezo_cli.session import session
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (memory, loop):
-            patch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0))
+        patch.setattr(session, "gc", SimpleNamespace(collect=lambda: 0))
         yield
 
 

@@ -10,8 +10,8 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.optim import OPTIMIZERS
+from mezo_cli.session.opening import opened
 from mezo_cli.training.linear_probe import fit_output_layer
-from mezo_cli.training.prepare import load_session
 from tests import tiny
 from tests.host_waits import HostWaits
 
@@ -100,7 +100,7 @@ def take_steps(config: Config, read: Callable[[torch.Size], Any] | None = None) 
     Returns:
         What the host did in each of these: first, step, replay, evaluation; or probe, evaluation.
     """
-    session, results = load_session(config, trains=True), []
+    session, results = opened(config, trains=True), []
     hosts: dict[str, HostWaits] = {}
     rows = session.encoder.encode_all(ROWS)
     session.exclude_unreachable(rows[0])

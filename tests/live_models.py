@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.process import memory
-from mezo_cli.training import loop, prepare, restore
+from mezo_cli.session import opening, session
 
 
 def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -17,16 +16,14 @@ def count_live(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """
     made: list[weakref.ref[Any]] = []
     alive: list[int] = []
-    load_session = prepare.load_session
+    load = opening._load
 
     def counted(*args: Any, **options: Any) -> Any:
         alive.append(sum(one() is not None for one in made))
-        session = load_session(*args, **options)
-        made.extend(map(weakref.ref, (session.loaded.model, *session.params.tensors.values())))
-        return session
+        made_now = load(*args, **options)
+        made.extend(map(weakref.ref, (made_now.loaded.model, *made_now.params.tensors.values())))
+        return made_now
 
-    for module in (memory, loop):
-        monkeypatch.setattr(module, "gc", gc)  # which is left out of the runs of most tests
-    monkeypatch.setattr(prepare, "load_session", counted)
-    monkeypatch.setattr(restore, "load_session", counted)
+    monkeypatch.setattr(session, "gc", gc)  # which is left out of the runs of most tests
+    monkeypatch.setattr(opening, "_load", counted)
     return alive

@@ -27,6 +27,7 @@ LAYERS = [
     {"models"},
     {"adapters", "objectives", "optim"},
     {"engine"},
+    {"session"},
     {"training"},
     {"report", "sharing"},
     {"diagnosis", "library"},

@@ -20,7 +20,7 @@ from mezo_cli.process.versions import device_name
 from mezo_cli.runs import Run
 
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
-    from mezo_cli.training.prepare import Prepared
+    from mezo_cli.session.prepare import Prepared
 
 log = logging.getLogger("mezo")
 
@@ -41,11 +41,12 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
         from mezo_cli.diagnosis.prepared import diagnose, prepare_run
 
         prepared, loading = prepare_run(config)
-        sections = list(diagnose(prepared, loading, Deadline(seconds)))
-        if as_json:
-            print_line(json.dumps(_document(prepared, loading, sections), indent=2))
-        else:
-            _show(prepared, loading, sections)
+        with prepared.session:
+            sections = list(diagnose(prepared, loading, Deadline(seconds)))
+            if as_json:
+                print_line(json.dumps(_document(prepared, loading, sections), indent=2))
+            else:
+                _show(prepared, loading, sections)
 
 
 def _document(prepared: "Prepared", loading: float, sections: list[Section]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def open_with_own(path: Path, checkpoint: str | None, base: Path | None, overrid
 def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str, console: Console) -> "Evaluation":
     """Load the weights and the rows of a split, and evaluate."""
     from mezo_cli.process.device_errors import explain_device_errors
-    from mezo_cli.training.prepare import prepare
+    from mezo_cli.session.prepare import prepare
 
     def check(splits: Splits) -> None:
         if getattr(splits, split) is None:
@@ -129,17 +129,17 @@ def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str
         if opened is not None and opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
             log.warning("warning: the data have changed since the run")
 
-    prepared = prepare(config, None if opened is None else opened.load, check, splits=[split])
-    session, rows = prepared.session, prepared.rows[split]
     size = config.eval_batch_size
     advice = f"a lower eval_batch_size (now {size})"
     if opened is not None:  # its settings are fixed
         advice = f"again when the device has more free memory (the run's eval_batch_size is {size})"
-    with (
-        explain_device_errors(f"{name}: evaluating {split}", advice),
-        progress_bar(console, f"{split} rows", len(rows)) as report,
-    ):
-        return session.objective.evaluate(rows, report, session.ranks)
+    with prepare(config, None if opened is None else opened.load, check, splits=[split]) as prepared:
+        session, rows = prepared.session, prepared.rows[split]
+        with (
+            explain_device_errors(f"{name}: evaluating {split}", advice),
+            progress_bar(console, f"{split} rows", len(rows)) as report,
+        ):
+            return session.objective.evaluate(rows, report, session.ranks)
 
 
 def _table(scores: Mapping[str, float], predicted: Mapping[str, int], width: int) -> TextTable:

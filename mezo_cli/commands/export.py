@@ -57,23 +57,25 @@ def export(
 def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) -> None:
     from mezo_cli.adapters.adapter import merge
     from mezo_cli.adapters.base import find_method
+    from mezo_cli.session import restore
     from mezo_cli.sharing.model_folder import write_model_folder
-    from mezo_cli.training import restore
 
     config, method = opened.config, find_method(opened.config.peft)
     if as_adapter and not method.stands_alone:
         raise UserError(f"--adapter: peft={config.peft.name} has no adapter of its own: export the model without it")
     if config.model.stream and not as_adapter:
         raise UserError(f"{opened.run.path}: model.stream=true: the whole model would be in memory; give --adapter")
-    step, session = restore.find_step(config, opened.run, opened.checkpoint), opened.load()
-    if session.loaded.adapter is not None and not as_adapter and method.merges:
-        merge(session.loaded, config.model.compute_dtype)
-    where = str(out.resolve())
-    write_folder(out, lambda folder: write_model_folder(folder, opened.run, session, step, where, repo))
+    step = restore.find_step(config, opened.run, opened.checkpoint)
+    with opened.load() as session:
+        if session.loaded.adapter is not None and not as_adapter and method.merges:
+            merge(session.loaded, config.model.compute_dtype)
+        where = str(out.resolve())
+        write_folder(out, lambda folder: write_model_folder(folder, opened.run, session, step, where, repo))
     print_line(f"step {step} of {opened.run.path} written to {out}")
 
 
 def _write_trajectory(opened: Opened, out: Path, repo: str | None) -> None:
+    from mezo_cli.session.opening import opened as open_session
     from mezo_cli.sharing import trajectory_run
 
     run, config = opened.run, opened.config
@@ -81,8 +83,9 @@ def _write_trajectory(opened: Opened, out: Path, repo: str | None) -> None:
     status = run.status()
     if status != "finished":
         raise UserError(f"{run.path} is {status}: only the trajectory of a finished run is exported")
-    session, weights = trajectory_run.rebuild_weights(run, config)
-    write_folder(out, lambda folder: trajectory_run.write_trajectory_run(folder, run, session, weights, repo))
+    with opened.load() if not config.optimizer.replayable else open_session(config, run) as session:
+        weights = trajectory_run.rebuild_weights(run, session)
+        write_folder(out, lambda folder: trajectory_run.write_trajectory_run(folder, run, session, weights, repo))
     print_line(f"the trajectory of {run.path} written to {out}:")
     for file in sorted(out.iterdir()):
         print_line(f"{file.stat().st_size:>12,} bytes  {file.name}")

@@ -12,7 +12,7 @@ from mezo_cli.runs import Run, checkpoints
 from mezo_cli.runs.contents import read_contents
 
 if TYPE_CHECKING:  # it imports torch
-    from mezo_cli.training.session import Session
+    from mezo_cli.session.session import Session
 
 OUTPUTS = Path("outputs")
 
@@ -32,13 +32,13 @@ class Opened:
         return f"{self.run.path} {self.checkpoint}"
 
     def load(self) -> "Session":
-        """Return a session at the weights."""
+        """Open a session at the weights."""
         import_torch()
-        from mezo_cli.training import restore
+        from mezo_cli.session.opening import opened
 
         if self.has_other_base and self.run.checkpoints.is_dir():  # a replay checks it
-            restore.check_base(self.config, self.run)
-        return restore.load_checkpoint(self.config, self.run, self.checkpoint)
+            opened(self.config, self.run).close()
+        return opened(self.config, self.run, int(self.checkpoint) if self.checkpoint.isdecimal() else self.checkpoint)
 
 
 def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Opened:

@@ -19,7 +19,7 @@ from mezo_cli.report.output import check_output, csv_text, write_output
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.objectives.prediction import Predicted
-    from mezo_cli.training.session import Session
+    from mezo_cli.session.session import Session
 
 STDIN = "standard input"
 NO_TEXT = f"{STDIN}: no text; give --text, --file, or one text per line"
@@ -55,11 +55,12 @@ def predict(
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
         from mezo_cli.process.device_errors import explain_device_errors
-        from mezo_cli.training.prepare import prepare
+        from mezo_cli.session.prepare import prepare
 
         ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
-        session = prepare(opened.config, opened.load, splits=()).session
-        with explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory"):
+        explained = explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory")
+        with prepare(opened.config, opened.load, splits=()).session as session, explained:
+            max_length = session.encoder.max_length
             stream = rows is None and not as_json and out is None
             rows = rows or ([] if stream else list(texts.from_lines(sys.stdin.buffer, STDIN, task)))
             if not rows and not stream:
@@ -68,7 +69,7 @@ def predict(
             cut = _answer_lines(session, quiet) if stream else Counter(prediction.cut for prediction in predictions)
     if not ranks.is_first:
         return
-    _warn_of_cut_rows(cut, session.encoder.max_length)
+    _warn_of_cut_rows(cut, max_length)
     if out is not None:
         write_output(out, _text_of(predictions, task, out.suffix))
     if as_json:

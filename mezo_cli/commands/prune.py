@@ -1,6 +1,5 @@
 """`mezo prune`: remove the full checkpoints of finished runs, after a replay that was bitwise identical to them."""
 
-import gc
 from pathlib import Path
 
 from mezo_cli.commands.open_run import open_stored
@@ -53,7 +52,8 @@ def _prune(run: Run, config: Config) -> int:
         raise NothingToPruneError(f"{run.path} has no full checkpoints")
     import_torch()
     from mezo_cli import models
-    from mezo_cli.training import restore
+    from mezo_cli.session import restore
+    from mezo_cli.session.opening import opened
 
     with run.locked(), console_logging(make_console()):
         steps = _stored_steps(run)  # the lock removes what a prune left that was killed
@@ -61,16 +61,17 @@ def _prune(run: Run, config: Config) -> int:
             return int((run.info().get("pruned") or {}).get("bytes", 0))
         stored = {}
         for name in steps:
-            stored[name] = models.fingerprint(restore.load_verified(config, run, name).loaded.model)
-            gc.collect()  # memory may not hold two models
-        for step, session in restore.replay_to_each(config, run, steps.values()):
-            replayed = models.fingerprint(session.loaded.model)
-            for name in steps:
-                if steps[name] == step and stored[name] != replayed:
-                    raise UserError(
-                        f"{run.path}: a replay to step {step} gives other weights than checkpoints/{name}; "
-                        "nothing was removed"
-                    )
+            with opened(config, run, name) as session:
+                stored[name] = models.fingerprint(session.loaded.model)
+        with opened(config, run) as session:
+            for step in restore.replayed(session, run, steps.values()):
+                replayed = models.fingerprint(session.loaded.model)
+                for name in steps:
+                    if steps[name] == step and stored[name] != replayed:
+                        raise UserError(
+                            f"{run.path}: a replay to step {step} gives other weights than checkpoints/{name}; "
+                            "nothing was removed"
+                        )
         return run.remove_checkpoints(steps)
 
 

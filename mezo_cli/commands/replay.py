@@ -20,10 +20,14 @@ def replay(path: Path, step: int, out: Path, base: Path | None) -> None:
     check_new_folder(out)
     import_torch()
     from mezo_cli import models
-    from mezo_cli.training import restore
+    from mezo_cli.session import restore
+    from mezo_cli.session.opening import opened
 
     with console_logging(make_console()):
-        opened = open_run(path, str(step), base)
-        session = restore.replay_from_base(opened.config, opened.run, step)
-    write_folder(out, lambda folder: models.save(session.loaded, folder))
+        found = open_run(path, str(step), base)
+        restore.require_trajectory(found.config, found.run, f"step {step}")
+        with opened(found.config, found.run) as session:
+            for _ in restore.replayed(session, found.run, [step]):
+                restore.check_weights(session, found.run)
+            write_folder(out, lambda folder: models.save(session.loaded, folder))
     print_line(f"step {step} of {path} written to {out}")

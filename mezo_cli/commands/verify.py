@@ -4,6 +4,7 @@ It shows that these weights give these scores, not that they were trained on no 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from mezo_cli.process.versions import describe_arithmetic
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.objectives.scoring import Evaluation
-    from mezo_cli.training.session import Session
 
 MAX_OFF = 1e-4  # of a loss that another machine or another number of threads computes
 MAX_CHANGED = 1 / 200  # of the rows whose prediction may differ there
@@ -46,8 +46,9 @@ def verify(path: Path, overrides: Sequence[str], base: Path | None) -> int:
 def _checks(opened: Opened) -> Iterator[Check]:
     """Yield the checks: rows, weights, the scores on dev and test at the picked step, the weights of the last step."""
     from mezo_cli import models
-    from mezo_cli.training import restore
-    from mezo_cli.training.prepare import prepare
+    from mezo_cli.session import restore
+    from mezo_cli.session.opening import opened as opened_at
+    from mezo_cli.session.prepare import prepare
 
     run, config = opened.run, opened.config
     summary, info = run.read_summary(), run.info()
@@ -55,33 +56,33 @@ def _checks(opened: Opened) -> Iterator[Check]:
     if "best" not in recorded:
         raise UserError(f"{run.path}: run.json has no sha256 of the weights: an earlier version trained it")
     steps = {"weights": step} | ({"last": summary["steps"]} if "last" in recorded else {})
-    replay = restore.replay_to_each(config, run, steps.values(), checks=False)  # begins with the first `next`
     seen: list[Splits] = []
-
-    def load() -> "Session":
-        return next(replay)[1] if config.optimizer.replayable else restore.load_checkpoint(config, run, "best")
-
+    load = partial(opened_at, config, run, None if config.optimizer.replayable else "best")
     prepared = prepare(config, load, seen.append, trains=True)
-    same = seen[0].fingerprint == info["data_fingerprint"]
-    yield same, "data", f"rows of sha256 {seen[0].fingerprint[:12]}, {_recorded(info['data_fingerprint'][:12], same)}"
-    found = models.fingerprint(prepared.session.loaded.model)
-    yield _compare_weights("weights", step, found, recorded["best"])
-    here = describe_arithmetic(prepared.session.loaded.device, config.model.compute_dtype)
-    there = info.get("arithmetic") or {}
-    parts = [there] if isinstance(there, dict) else there  # each from a step on
-    others = [name for name, value in here.items() if any(part.get(name) != value for part in parts)]
-    rule = f"{LOOSE}: other {join(others)}" if others else "exact"
-    for split in ("dev", "test"):
-        if split in prepared.rows:
-            evaluation = prepared.session.objective.evaluate(prepared.rows[split])
-            stored = run.predictions() if split == "test" else None
-            holds, figures = _compare(evaluation, summary[split], stored or (), is_exact=not others)
-            yield holds, split, f"{figures} [{rule}]"
-    if not config.optimizer.replayable:
-        yield None, "last", f"training not replayed: optimizer={config.optimizer.name} leaves no trajectory"
-        return
-    for _, session in replay:
+    with prepared.session as session:
+        same, known = seen[0].fingerprint == info["data_fingerprint"], info["data_fingerprint"][:12]
+        yield same, "data", f"rows of sha256 {seen[0].fingerprint[:12]}, {_recorded(known, same)}"
+        replay = restore.replayed(session, run, steps.values())
+        if config.optimizer.replayable:
+            next(replay)
         found = models.fingerprint(session.loaded.model)
+        yield _compare_weights("weights", step, found, recorded["best"])
+        here = describe_arithmetic(session.loaded.device, config.model.compute_dtype)
+        there = info.get("arithmetic") or {}
+        parts = [there] if isinstance(there, dict) else there  # each from a step on
+        others = [name for name, value in here.items() if any(part.get(name) != value for part in parts)]
+        rule = f"{LOOSE}: other {join(others)}" if others else "exact"
+        for split in ("dev", "test"):
+            if split in prepared.rows:
+                evaluation = session.objective.evaluate(prepared.rows[split])
+                stored = run.predictions() if split == "test" else None
+                holds, figures = _compare(evaluation, summary[split], stored or (), is_exact=not others)
+                yield holds, split, f"{figures} [{rule}]"
+        if not config.optimizer.replayable:
+            yield None, "last", f"training not replayed: optimizer={config.optimizer.name} leaves no trajectory"
+            return
+        for _ in replay:
+            found = models.fingerprint(session.loaded.model)
     replayed = f"{max(steps.values())} of {summary['steps']} steps replayed"
     if "last" not in recorded:
         yield None, "last", f"not recorded: an earlier version trained it; {replayed}"

@@ -106,6 +106,9 @@ class GenerateConfig(ObjectiveConfig):
     )
     eval_temperature: NotNegativeNumber = Field(0.0, description="the temperature of evaluations")
     eval_samples: Positive = Field(1, description="completions per prompt of evaluations")
+    drift: bool | None = Field(
+        None, description="each evaluation says how far the weights have moved; null: where a copy takes at most 1 GB"
+    )
 
     @property
     def default_metric(self) -> str:

@@ -17,9 +17,9 @@ from mezo_cli.models.quantized import count_parameters
 from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.optim import OPTIMIZERS, Optimizer
 from mezo_cli.process.memory import peak_memory, reset_peak_memory, trim_malloc
+from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.session import Session
 from mezo_cli.training.loop import TRAIN_ROWS
-from mezo_cli.training.prepare import Prepared
-from mezo_cli.training.session import Session
 
 STEPS = 5  # that are timed in each dtype, after one that is not
 CLEARLY = 1.15  # times the seconds of the other dtype
@@ -81,7 +81,7 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
     chosen = config.optimizer.replace(lr=0.0)
     optimizer: Optimizer = OPTIMIZERS.implementation(chosen.name)(chosen, config.seed, config.steps)
     if optimizer.replayable:
-        optimizer.keep_start(lambda: session.params)
+        optimizer.keep_start(prepared.session.params)
     session = dataclasses.replace(prepared.session, optimizer=optimizer)
     times: dict[str, list[float]] = {}
     peaks, passes = Counter[str](), Counter[str]()

@@ -6,8 +6,8 @@ from typing import Any
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.data.splits import row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
+from mezo_cli.session.prepare import Prepared
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
-from mezo_cli.training.prepare import Prepared
 
 FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm
 REPEATED = 0.05  # the same for duplicates inside a split

@@ -13,9 +13,9 @@ import torch
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, percent
 from mezo_cli.objectives.classification import Classification
+from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.session import Session, not_finite_at_start
 from mezo_cli.tasks.encoder import PROPOSE
-from mezo_cli.training.prepare import Prepared
-from mezo_cli.training.session import Session, not_finite_at_start
 
 BATCH = 16  # rows per forward; small, so that the time limit is kept
 TOP = 10

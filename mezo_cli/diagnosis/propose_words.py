@@ -18,9 +18,10 @@ from mezo_cli.diagnosis.label_words import BATCH, chance_error, separation
 from mezo_cli.errors import UserError, join
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.process.device_errors import explain_device_errors
+from mezo_cli.session.advice import smaller_model
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session, not_finite_at_start
 from mezo_cli.tasks.encoder import whole_words
-from mezo_cli.training.prepare import load_session, smaller_model
-from mezo_cli.training.session import Session, not_finite_at_start
 
 ROWS, LEAST = 1000, 16  # rows of train that are read; of each label
 WORDS, FIRST, BEST = 100, 10, 5  # words of a label; those that are combined, by their AUC; combinations that are shown
@@ -44,8 +45,8 @@ def propose(config: Config) -> Iterator[str]:
     kind = OBJECTIVES.implementation(config.objective.name).model_kind
     some = list(whole_words(models.load_tokenizer(config.model, kind)))[:count]  # the task's own may be refused
     task = task.replace(label_words=some, lm=task.lm.replace(label_words=[]))
-    with explain_device_errors("reading rows of train", smaller_model(config)):
-        session = load_session(config.replace(task=task))
+    explained = explain_device_errors("reading rows of train", smaller_model(config))
+    with explained, opened(config.replace(task=task)) as session:
         tokens = session.encoder.whole_words()
         scores, words = log_probabilities(session, chosen, list(tokens.values())), list(tokens)
     best, choices = choose_words(scores[:half], labels[:half])

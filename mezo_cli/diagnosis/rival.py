@@ -28,7 +28,7 @@ from mezo_cli.errors import UserError, join
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.process.memory import peak_memory, reset_peak_memory, trim_malloc
 from mezo_cli.process.signals import import_torch
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
 
 STEPS = 3
 MOST_SECONDS = 120.0  # for all of them
@@ -105,18 +105,18 @@ def take_steps(config: Config) -> dict[str, float]:
     """Take the first steps of a run, and return what they took; nothing is written."""
     from mezo_cli.data import load_splits
     from mezo_cli.data.batch_sampler import BatchSampler
-    from mezo_cli.training.prepare import load_session
+    from mezo_cli.session.opening import opened
 
     reset_peak_memory()
     device = torch.device("cpu")
     before = peak_memory(device)
     train = load_splits(config).train
-    session = load_session(config, trains=True)
+    session = opened(config, trains=True)  # until the process ends
     sampler = BatchSampler(len(train), config.batch_size, config.seed)
     batches = [session.encoder.encode_all([train[i] for i in sampler.batch(step)]) for step in range(STEPS)]
     session.exclude_unreachable(batches[0][0])
     if session.optimizer.replayable:
-        session.optimizer.keep_start(lambda: session.params)
+        session.optimizer.keep_start(session.params)
     seconds = []
     for step, rows in enumerate(batches):
         start = time.perf_counter()

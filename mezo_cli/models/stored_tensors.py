@@ -180,6 +180,22 @@ def save_initial_state(
         safetensors.torch.save_file(on_cpu, path, {"rows": json.dumps({**rows, **copies})})
 
 
+@torch.no_grad()
+def copy_stored(model: Any, files: Iterable[Path]) -> None:
+    """Copy the tensors of a model's files into it, in place: every parameter, and the buffers that are stored."""
+    state, copied = model.state_dict(), set()
+    for file in files:
+        for name, value in read_tensors(file)[0].items():
+            if name not in state or state[name].shape != value.shape:
+                raise UserError(f"{file}: the model has no tensor {name} of shape {list(value.shape)}")
+            state[name].copy_(value)
+            release_file_pages(value)
+            copied.add(state[name].data_ptr())
+    lacking = [name for name, p in model.named_parameters() if p.data_ptr() not in copied]  # of tied ones one is stored
+    if lacking:
+        raise UserError(f"{files}: they have no tensor {lacking[0]}")
+
+
 def load_initial_state(model: Any, path: Path) -> None:
     """Load the saved tensors and rows into a model; do nothing when there is no file."""
     if not path.exists():

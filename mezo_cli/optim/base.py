@@ -9,7 +9,7 @@ A run can be interrupted after any step, so an optimizer is one of two kinds:
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -114,13 +114,10 @@ class ReplayableOptimizer(BaseOptimizer, Protocol):
         """Return how many of these scalars, the first ones, are `scalar`: of them are statistics. By default all."""
         return self.samples(step)
 
-    def keep_start(self, start: "Callable[[], Params]") -> None:
-        """Copy the weights that the run began with, if steps need them. By default they do not.
+    def keep_start(self, params: "Params") -> None:
+        """Copy the weights that the run began with, those of `params` now, if steps need them. By default do nothing.
 
         It is called before the first step, replay or rebuilding of the state in a process.
-
-        Args:
-            start: returns them; on resuming it loads the base model.
         """
         return None
 

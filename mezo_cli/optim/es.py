@@ -198,12 +198,12 @@ class Es(ZerothOrder):
         n = self.config.members
         return [(Direction(self.seed, step, k), -scale * c / n) for k, c in enumerate(coefficients)]
 
-    def keep_start(self, start: "Callable[[], Params]") -> None:
+    def keep_start(self, params: "Params") -> None:
         """Copy the weights that the run began with, for an anchor."""
         import torch
 
         if isinstance(self.update, AnchoredSgd):
-            copy, tensors = Moment(), start().tensors.items()
+            copy, tensors = Moment(), params.tensors.items()
             copy.load({name: p.detach().to(torch.float32, copy=True).flatten() for name, p in tensors})
             self.update.start = copy.view
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import mmap
 import re
 import resource
@@ -57,7 +56,6 @@ def release_file_pages(tensor: Any) -> None:
 
 def reset_peak_memory() -> None:
     """Let `peak_memory` count from now on; on Linux alone: elsewhere the peak is that of the process."""
-    gc.collect()  # a model and its hooks refer to each other; what was before is no part of this peak
     trim_malloc()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM

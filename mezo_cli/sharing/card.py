@@ -18,8 +18,8 @@ from mezo_cli.models import download
 from mezo_cli.objectives import METRICS
 from mezo_cli.runs import Run
 from mezo_cli.runs.scores import metrics_of
+from mezo_cli.session.session import Session
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
-from mezo_cli.training.session import Session
 
 
 def write_card(

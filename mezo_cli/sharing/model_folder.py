@@ -10,9 +10,9 @@ from mezo_cli.adapters.base import find_method
 from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
+from mezo_cli.session.session import Session
 from mezo_cli.sharing.card import code, hub_id, write_card
 from mezo_cli.tasks.template import quote
-from mezo_cli.training.session import Session
 
 CARD, BASE_CARD = "README.md", "BASE_MODEL.md"
 EXAMPLE = "A text of your own."

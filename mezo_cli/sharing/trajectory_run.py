@@ -23,10 +23,10 @@ from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.jsonl import write_object
 from mezo_cli.runs.run import ALWAYS_READ, ENDS
 from mezo_cli.runs.scores import without_texts
+from mezo_cli.session import restore
+from mezo_cli.session.session import Session
 from mezo_cli.sharing.card import base_name, code, hub_id, write_card
 from mezo_cli.sharing.model_folder import CARD
-from mezo_cli.training import restore
-from mezo_cli.training.session import Session
 
 # Of run.json: what is about the machine and its user, and what shows rows of the data.
 PRIVATE = ("argv", "pid", "host", "cuda_visible_devices", "prompt", "logged_as", "changes", "pruned", "engine", "error")
@@ -54,20 +54,18 @@ def check_rebuildable(config: Config, name: str) -> None:
         )
 
 
-def rebuild_weights(run: Run, config: Config) -> tuple[Session, dict[str, dict[str, Any]]]:
-    """Rebuild the weights of best and last from the base model; return the last session, and the sha256 of both.
+def rebuild_weights(run: Run, session: Session) -> dict[str, dict[str, Any]]:
+    """Return step and sha256 of the weights of best and last, which a session at the run's start is replayed to.
 
-    Those of a run without a trajectory are loaded: its best.
+    Of a run without a trajectory: of its best, at which the session is.
     """
-    if not config.optimizer.replayable:
-        session = restore.load_checkpoint(config, run, "best")
-        found = {"step": restore.find_step(config, run, "best"), "sha256": models.fingerprint(session.loaded.model)}
-        return session, {"best": found}
-    steps = {name: restore.find_step(config, run, name) for name in ("best", "last")}
-    sums: dict[int, str] = {}
-    for step, session in restore.replay_to_each(config, run, steps.values()):
+    if not session.config.optimizer.replayable:
+        return {"best": {"step": session.at, "sha256": models.fingerprint(session.loaded.model)}}
+    steps, sums = {name: restore.find_step(session.config, run, name) for name in ("best", "last")}, {}
+    for step in restore.replayed(session, run, steps.values()):
+        restore.check_weights(session, run)
         sums[step] = models.fingerprint(session.loaded.model)
-    return session, {name: {"step": step, "sha256": sums[step]} for name, step in steps.items()}
+    return {name: {"step": step, "sha256": sums[step]} for name, step in steps.items()}
 
 
 def write_trajectory_run(

@@ -34,10 +34,10 @@ from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
+from mezo_cli.session import restore
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from mezo_cli.tasks import ClassificationEncoder, InputEncoder
-from mezo_cli.training import restore
-from mezo_cli.training.prepare import load_session
-from mezo_cli.training.session import Session
 
 TEXTS = ("a joy from start to end", "what a poor film", "i yawned and left , and so did everybody else", "lovely")
 DIRECTION, EPS = Direction(3, 11), 0.05
@@ -75,7 +75,7 @@ class Conformance:
     @pytest.fixture
     def session(self, config: Config) -> Session:
         """Return the loaded model with its objective."""
-        return load_session(config)
+        return opened(config)
 
     @pytest.fixture
     def rows(self, config: Config) -> list[Example]:
@@ -160,7 +160,7 @@ class Conformance:
         batch = session.objective.collate(encoded)
         session.forward.select_reachable(lambda: session.objective.outputs(batch))
         theta = {name: p.detach().clone() for name, p in session.params.tensors.items()}
-        plain, other = self.load(session), load_session(config)
+        plain, other = self.load(session), opened(config)
         expected: list[Tensor] = []
         expected_losses: list[Tensor] = []
         with torch.no_grad():
@@ -213,8 +213,10 @@ class Conformance:
         )  # fmt: skip
         assert math.isfinite(done.summary["test"]["loss"])
         config, run = read_config(done.run_dir / "config.yaml"), Run.open(done.run_dir)
-        last = restore.load_checkpoint(config, run, "last").loaded.model.state_dict()
-        replayed = restore.replay_from_base(config, run, 3).loaded.model.state_dict()
+        last = opened(config, run, "last").loaded.model.state_dict()
+        session = opened(config, run)
+        assert list(restore.replayed(session, run, [3])) == [3]
+        replayed = session.loaded.model.state_dict()
         assert all(torch.equal(value, replayed[name]) for name, value in last.items())
 
     # --- helpers ---

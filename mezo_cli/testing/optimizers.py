@@ -103,7 +103,7 @@ class Trial:
         self.config, self.problem = config, Regression(noise, device, dtype, outputs)
         self.optimizer = optimizer_class(config, 1, steps)
         if self.optimizer.replayable:  # as a run does before the first step
-            self.optimizer.keep_start(lambda: self.problem.forward.params)
+            self.optimizer.keep_start(self.problem.forward.params)
 
     def resume(self, weights: list[Tensor], records: list[StepRecord]) -> None:
         """Continue as a resumed run does after the steps of `records`, by a replayable optimizer."""

@@ -12,11 +12,11 @@ from mezo_cli.console import ProgressReporter, describe_completion, progress_bar
 from mezo_cli.errors import RunFailed, UserError, did_you_mean, join
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs.scores import format_score
+from mezo_cli.session.prepare import check_same_weights
+from mezo_cli.session.session import Session, not_finite_at_start
 from mezo_cli.training.divergence import lower_rate
 from mezo_cli.training.forgetting import Forgetting
-from mezo_cli.training.prepare import check_same_weights
 from mezo_cli.training.run_log import RunLog
-from mezo_cli.training.session import Session, not_finite_at_start
 from mezo_cli.training.verdict import DIVERGED
 
 log = logging.getLogger("mezo")
@@ -39,16 +39,16 @@ class Evaluations:
         dev_seconds: what those after the first step have taken in this process.
         untrained: split -> values of its evaluation before the first step, [rows, values]; empty if they are not known.
         last_dev: step and values of the last evaluation on dev, of a run without a test split: nothing has picked it.
-        forgetting: compares the weights of each evaluation on dev with those of the start; None: they are not.
     """
 
-    def __init__(self, run_log: RunLog, rows: Mapping[str, list[Any]], console: Console) -> None:
-        self.run_log, self.rows, self._console = run_log, rows, console
+    def __init__(
+        self, run_log: RunLog, rows: Mapping[str, list[Any]], console: Console, forgetting: Forgetting | None
+    ) -> None:
+        self.run_log, self.rows, self.console, self._forgetting = run_log, rows, console, forgetting
         self.dev: dict[int, Mapping[str, Any]] = {}
         self.best, self.dev_seconds = 0, 0.0
         self.untrained: dict[str, Tensor] = {}
         self.last_dev: tuple[int, Tensor] | None = None
-        self.forgetting: Forgetting | None = None
         self._latest: tuple[int, Evaluation] | None = None  # step and evaluation on dev, of this process
 
     def load(self) -> None:
@@ -76,8 +76,8 @@ class Evaluations:
             began = time.perf_counter()
             evaluation = self._evaluate(session, self.rows["dev"], progress.evaluation(len(self.rows["dev"])))
             self.dev_seconds += time.perf_counter() - began if run_log.started is not None else 0.0
-            if self.forgetting is not None:
-                evaluation = evaluation.with_details(self.forgetting.measure(session))
+            if self._forgetting is not None:
+                evaluation = evaluation.with_details(self._forgetting.measure(session))
             self._latest = step, evaluation
             self.add({step: evaluation.line()})
         if evaluation is None and not save_due:
@@ -126,7 +126,7 @@ class Evaluations:
         """Evaluate a session at the best step on a split; on dev, what this process has evaluated there is taken."""
         if split == "dev" and self._latest is not None and self._latest[0] == self.best:
             return self._latest[1]
-        with progress_bar(self._console, f"{split} rows", len(self.rows[split])) as report:
+        with progress_bar(self.console, f"{split} rows", len(self.rows[split])) as report:
             return self._evaluate(session, self.rows[split], report)
 
     def _evaluate(self, session: Session, rows: list[Any], report: Callable[[int], None]) -> Evaluation:

@@ -15,9 +15,9 @@ from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.process.memory import peak_memory
 from mezo_cli.runs import BEFORE_TRAINING, trajectory
 from mezo_cli.runs.scores import format_score, without_texts
+from mezo_cli.session.session import Session
 from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.evaluations import Evaluations
-from mezo_cli.training.session import Session
 from mezo_cli.training.verdict import DIVERGED, NOT_COMPARED, NOT_IMPROVED, WITHIN_NOISE, judge_difference
 
 log = logging.getLogger("mezo")

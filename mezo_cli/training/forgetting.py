@@ -1,66 +1,53 @@
 """Measure how far a run on generated text has moved its weights, and what it has forgotten of the rows of `data.keep`.
 
-theta0 is copied to main memory as it is stored: a second copy of the trainable tensors (all of the model with
-peft=none, the adapter else). What theta0 says of the answers of `data.keep` is the log-probability of every word at
-each of their tokens, float32 in main memory too; files that would take more than `MOST_BYTES` are refused.
+For the drift theta0 is copied to main memory as it is stored: a second copy of the trainable tensors (all of the model
+with peft=none, the adapter else), where `objective.drift` asks for it, or where it is null and that is small. What
+theta0 says of the answers of `data.keep` is the log-probability of every word at each of their tokens, float32 in main
+memory too.
 """
 
 import logging
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.config.schema import Config
-from mezo_cli.data.files import read_table
-from mezo_cli.data.table import task_rows
-from mezo_cli.errors import UserError
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.params import Params
-from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
+from mezo_cli.tasks.generate import PromptRow
 
 log = logging.getLogger("mezo")
 
-MOST_BYTES = 4e9  # of the log-probabilities at theta0
-PART = 1 << 22  # scalars of a tensor that are compared at a time, in float64
-
-
-def read_kept_rows(config: Config, file: Path, tokenizer: Any) -> list[PromptRow]:
-    """Return the rows of `data.keep`, encoded as the task's prompts are."""
-    settings = config.task.generate.replace(prompt="{prompt}", answer="{answer}", gold=None)
-    task = config.task.replace(labels=[], columns=[], rename={}, generate=settings)
-    try:
-        examples = task_rows(read_table([file], task), task).examples()
-        rows = GenerateEncoder(task, tokenizer).encode_all(examples)
-    except UserError as error:
-        raise UserError(f"data.keep: {error}") from error
-    tokens, words = sum(len(row.answer_ids) for row in rows), len(tokenizer)
-    if 4 * tokens * words > MOST_BYTES:
-        why = f"{tokens:,} tokens of answers times {words:,} words take {4 * tokens * words / 1e9:.3g} GB"
-        raise UserError(f"data.keep={file}: {why}, and {MOST_BYTES / 1e9:g} GB are the limit; give fewer rows")
-    return rows
+SMALL_COPY = 1e9  # bytes of a copy of theta0 that is made unasked
+PART = 1 << 22  # scalars of a tensor that are compared at a time, in float32
 
 
 class Forgetting:
-    """Compares weights, the tensors of some names, with those that the run began with, at which `start` is.
+    """Compares the weights of a session with those that it has now, at the start of the run.
 
-    `rows` are those of `data.keep`. The session `start` is not kept.
+    `rows` are those of `data.keep`.
     """
 
-    def __init__(self, config: Config, start: Session, names: list[str], rows: list[PromptRow]) -> None:
-        size = config.eval_batch_size
+    def __init__(self, config: Config, session: Session, rows: list[PromptRow]) -> None:
+        size, tensors = config.eval_batch_size, session.params.tensors
         self._batches = [rows[i : i + size] for i in range(0, len(rows), size)]
-        self._start = {name: start.params.tensors[name].detach().to("cpu", copy=True).flatten() for name in names}
-        self._before = [[of_row.cpu() for of_row in _log_probs(start, batch)] for batch in self._batches]
-        copied = sum(p.nbytes for p in self._start.values())
+        self._before = [[of_row.cpu() for of_row in _log_probs(session, batch)] for batch in self._batches]
+        copied = sum(p.nbytes for p in tensors.values())
+        assert isinstance(config.objective, GenerateConfig)
+        wanted = copied <= SMALL_COPY if config.objective.drift is None else config.objective.drift
+        if not wanted:
+            tensors, copied = {}, 0
+            log.info("start  the drift is not measured: objective.drift=true keeps a copy of the weights for it")
+        self._start = {name: p.detach().to("cpu", copy=True).flatten() for name, p in tensors.items()}
         kept = sum(of_row.nbytes for batch in self._before for of_row in batch)
-        log.info("start  kept in main memory for the drift: %.3g MB", (copied + kept) / 1e6)
+        if copied + kept:
+            log.info("start  kept in main memory for the drift: %.3g MB", (copied + kept) / 1e6)
 
     def measure(self, session: Session) -> dict[str, float]:
         """Return `drift`, and of the rows of `data.keep` `keep_log_prob` and `keep_kl`: means over their tokens."""
-        figures = {"drift": _drift(session.params, self._start)}
+        figures = {"drift": _drift(session.params, self._start)} if self._start else {}
         if not self._batches:
             return figures
         log_prob, divergence, tokens = 0.0, 0.0, 0
@@ -86,7 +73,12 @@ def _drift(params: Params, start: dict[str, Tensor]) -> float:
     for name, before in start.items():
         tensor = params.tensors[name].detach().flatten()
         for first in range(0, len(before), PART):
-            old = before[first : first + PART].double()
-            moved += float((tensor[first : first + PART].cpu().double() - old).square().sum())
-            length += float(old.square().sum())
+            old = before[first : first + PART].to(tensor.device).float()
+            moved += _sum_of_squares(tensor[first : first + PART].float() - old)
+            length += _sum_of_squares(old)
     return (moved / length) ** 0.5 if moved and length else 0.0
+
+
+def _sum_of_squares(part: Tensor) -> float:
+    on_host = part.device.type == "mps"  # which has no float64
+    return float((part.cpu() if on_host else part).square().sum(dtype=torch.float64))

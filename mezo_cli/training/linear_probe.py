@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.objectives.classification import Classification
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
 
 log = logging.getLogger("mezo")
 

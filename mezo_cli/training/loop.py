@@ -1,20 +1,21 @@
 """Train one run: prepare; for each step: batch, step, record, evaluate and save; finish."""
 
-import gc
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.console import progress_reporter
+from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.data.splits import limit, shared_rows
 from mezo_cli.distributed.ranks import current
-from mezo_cli.engine.running import running_engine
+from mezo_cli.engine.running import NoEngine, running_engine
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import describe
@@ -24,14 +25,21 @@ from mezo_cli.process.memory import reset_peak_memory, trim_malloc
 from mezo_cli.process.versions import describe_arithmetic, device_name
 from mezo_cli.runs import Run, recovery
 from mezo_cli.runs.atomic import file_sha256
-from mezo_cli.training import precision, restore
+from mezo_cli.session import restore
+from mezo_cli.session.advice import smaller_batches
+from mezo_cli.session.opening import opened
+from mezo_cli.session.prepare import Prepared, check_same_weights, prepare
+from mezo_cli.session.session import Session
+from mezo_cli.training import precision
 from mezo_cli.training.divergence import Divergence, check_finite
 from mezo_cli.training.evaluations import Evaluations
 from mezo_cli.training.finish import finish, stop_early
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.linear_probe import fit_output_layer
-from mezo_cli.training.prepare import Prepared, check_same_weights, prepare, smaller_batches
 from mezo_cli.training.run_log import RunLog
+
+if TYPE_CHECKING:
+    from mezo_cli.engine.engine import Engine
 
 log = logging.getLogger("mezo")
 
@@ -60,63 +68,74 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
     ranks = current()  # of which the first alone looks
     found = ranks.from_first(str(recovery.find_resume_step(config, run)) if ranks.is_first else "")
     resumed = None if found == "None" else int(found)  # None for a new run
-    load = None if resumed is None else partial(restore.load_for_resume, config, run, resumed)
+    load = None if resumed is None else partial(opened, config, run)  # at the start, as a new run's
     check = None if resumed is None else partial(_check_data_unchanged, config, run)
     prepared = prepare(config, load, check, trains=True)
-    _begin(prepared, run, resumed)
-    session, sampler, kept, texts = prepared.session, prepared.sampler, prepared.kept, prepared.splits.test
-    train, running = prepared.rows["train"], running_engine(config, run, prepared.session, prepared.rows)
-    run_log, divergence = RunLog(config, run, current(), before), Divergence()
-    scores = Evaluations(run_log, prepared.rows | {"train": limit(train, TRAIN_ROWS)}, console)
-    del prepared  # the texts of train and dev are not needed any more; and memory may not hold two models
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
-    with failures, running as engine, run_log, torch.no_grad():
-        if resumed is None:
-            run_log.begin(session)
-        else:
-            _resume(resumed, scores, divergence, replayable=session.optimizer.replayable)
-        with progress_reporter(console, config.steps, run_log.step) as progress:
-            if session.objective.measures_forgetting:
-                start = session if resumed is None else restore.load_start(config, run)
-                scores.forgetting = Forgetting(config, start, list(session.params.tensors), kept)
-                del start
-            scores.on_dev(session, progress)
-            scores.before_training(session)
-            stop_reason = find_stop_reason(scores, divergence)
-            while run_log.step < config.steps and stop_reason is None:
-                step = run_log.step
-                numbers = sampler.batch(config.batch_number(step))
-                result = session.step([train[i] for i in numbers], step, sampler.weights(numbers))
-                figures = session.objective.step_scalars(session.optimizer.count_forwards)
-                check_finite(config, run, step + 1, result)
-                run_log.record(session, result, figures)
-                engine.update(session.optimizer, step, result)
-                if session.loaded.device.type == "cpu":
-                    trim_malloc()
-                progress.report_step(step + 1, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
-                if config.logs_at(step + 1):
-                    divergence.add(result.loss)
-                scores.on_dev(session, progress)
-                divergence.warn(config, run, step + 1)
-                stop_reason = find_stop_reason(scores, divergence)
-            if stop_reason is not None:
-                stop_early(stop_reason, session, scores, progress)
-        run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
-        seconds = run_log.seconds()
-        share = scores.dev_seconds / max(time.perf_counter() - (run_log.started or 0.0), 1e-9)  # of this process
-        if share > COSTLY:
-            told = "dev    evaluations took %.0f%% of the time: raise eval_every, or set data.eval_limit"
-            log.info(told, 100 * share)
-        engine.check_weights(session.params)
-        if run.writes:
-            run.update(weights={"last": {"step": run_log.step, "sha256": fingerprint(session.loaded.model)}})
-        if scores.best != run_log.step:
+    with prepared.session as session, failures, torch.no_grad():
+        forgetting = _begin(prepared, run, resumed)
+        run_log, train, texts = RunLog(config, run, current(), before), prepared.rows["train"], prepared.splits.test
+        scores = Evaluations(run_log, prepared.rows | {"train": limit(train, TRAIN_ROWS)}, console, forgetting)
+        sampler, running = prepared.sampler, running_engine(config, run, session, prepared.rows)
+        del prepared  # the texts of train and dev are not needed any more
+        with running as engine, run_log:
+            divergence, seconds = _take_steps(session, engine, scores, sampler, train, resumed)
+            if scores.best == run_log.step:
+                return finish(session, scores, divergence, texts, seconds)
             engine.release()
-            del session
-            gc.collect()
-            session = restore.load_step(config, run, scores.best)
-            engine.serve(session, train)
-        return finish(session, scores, divergence, texts, seconds)
+            session.close()
+            with opened(config, run, scores.best) as picked:
+                engine.serve(picked, train)
+                return finish(picked, scores, divergence, texts, seconds)
+
+
+def _take_steps(
+    session: Session,
+    engine: "Engine | NoEngine",
+    scores: Evaluations,
+    sampler: BatchSampler,
+    train: Sequence[Any],
+    resumed: int | None,
+) -> tuple[Divergence, float]:
+    """Take the steps that are left, evaluate and save; return whether the loss has diverged, and the seconds."""
+    run_log, divergence = scores.run_log, Divergence()
+    config, run = run_log.config, run_log.run
+    if resumed is None:
+        run_log.begin(session)
+    else:
+        _resume(resumed, scores, divergence, replayable=session.optimizer.replayable)
+    with progress_reporter(scores.console, config.steps, run_log.step) as progress:
+        scores.on_dev(session, progress)
+        scores.before_training(session)
+        stop_reason = find_stop_reason(scores, divergence)
+        while run_log.step < config.steps and stop_reason is None:
+            step = run_log.step
+            numbers = sampler.batch(config.batch_number(step))
+            result = session.step([train[i] for i in numbers], step, sampler.weights(numbers))
+            figures = session.objective.step_scalars(session.optimizer.count_forwards)
+            check_finite(config, run, step + 1, result)
+            run_log.record(session, result, figures)
+            engine.update(session.optimizer, step, result)
+            if session.loaded.device.type == "cpu":
+                trim_malloc()
+            progress.report_step(step + 1, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
+            if config.logs_at(step + 1):
+                divergence.add(result.loss)
+            scores.on_dev(session, progress)
+            divergence.warn(config, run, step + 1)
+            stop_reason = find_stop_reason(scores, divergence)
+        if stop_reason is not None:
+            stop_early(stop_reason, session, scores, progress)
+    run_log.ranks.from_first("trained")  # the others read the files that rank 0 has written
+    seconds = run_log.seconds()
+    share = scores.dev_seconds / max(time.perf_counter() - (run_log.started or 0.0), 1e-9)  # of this process
+    if share > COSTLY:
+        told = "dev    evaluations took %.0f%% of the time: raise eval_every, or set data.eval_limit"
+        log.info(told, 100 * share)
+    engine.check_weights(session.params)
+    if run.writes:
+        run.update(weights={"last": {"step": run_log.step, "sha256": fingerprint(session.loaded.model)}})
+    return divergence, seconds
 
 
 def find_stop_reason(scores: Evaluations, divergence: Divergence) -> str | None:
@@ -156,8 +175,11 @@ def _resume(step: int, scores: Evaluations, divergence: Divergence, *, replayabl
 # --- before the first step ---
 
 
-def _begin(prepared: Prepared, run: Run, resumed: int | None) -> None:
-    """Record what is trained on what; in a new run also fit the linear probe and check the precision."""
+def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | None:
+    """Record what is trained on what, keep what later evaluations compare with the start, and go to a resumed step.
+
+    In a new run also fit the linear probe and check the precision.
+    """
     session, splits, sampler, rows = prepared.session, prepared.splits, prepared.sampler, prepared.rows
     config, is_new = session.config, resumed is None
     dtype = config.model.compute_dtype
@@ -188,9 +210,13 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> None:
         if is_new and is_rounded and config.steps and session.optimizer.replayable:
             numbers = sampler.batch(0)
             precision.check(session, session.loss_of([rows["train"][i] for i in numbers], sampler.weights(numbers)))
+        forgetting = Forgetting(config, session, prepared.kept) if session.objective.measures_forgetting else None
+        if resumed:
+            restore.go_to(session, run, resumed, resumes=True)
     check_same_weights(session)
     if session.ranks.size > 1:
         log.info("ranks  %d ranks share the %s of each step", session.ranks.size, session.ranks.split)
+    return forgetting
 
 
 def _arithmetic(run: Run, resumed: int | None, here: dict[str, str]) -> list[dict[str, Any]]:

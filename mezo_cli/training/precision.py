@@ -17,7 +17,7 @@ from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
 
 log = logging.getLogger("mezo")
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from mezo_cli.config.rates import find_rate, rates_around
+from mezo_cli.config.rates import Rate, find_rate, rates_around
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
@@ -26,7 +26,9 @@ from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
 from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, recovery
-from mezo_cli.training.prepare import Prepared, prepare, smaller_batches
+from mezo_cli.session.advice import smaller_batches
+from mezo_cli.session.prepare import Prepared, prepare
+from mezo_cli.session.session import Session
 
 log = logging.getLogger("mezo")
 
@@ -43,10 +45,6 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
         UserError: where the table has no row for the model.
         RunFailed: when the loss of no rate is finite.
     """
-    prepared = prepare(with_rate(config, 0.0), trains=True, tells=False)
-    row = find_rate(count_parameters(prepared.session.loaded.model), config.peft.name)
-    if row is None:
-        raise UserError(f"optimizer.lr=auto: there is no rate to begin with for peft={config.peft.name}: give a number")
     ended: dict[float, Evaluation | None] = {}
     ticks: list[float] = []  # when each step of the race ended
 
@@ -57,12 +55,15 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
 
     steps = steps_of(config)
     try:
-        for rate in rates_around(row):
-            if ended:  # each begins at the run's start
-                del prepared
-                prepared = prepare(with_rate(config, rate), trains=True, tells=False)
-            with explain_device_errors("before the first step", smaller_batches(config), RunFailed):
-                result = ended[rate] = race(prepared, rate, tick)
+        rates: list[float] = []
+        while not rates or len(ended) < len(rates):
+            with prepare(with_rate(config, 0.0), trains=True, tells=False) as prepared:  # at the run's start
+                if not rates:
+                    row = _rate_of_table(prepared.session)
+                    rates = rates_around(row)
+                rate = rates[len(ended)]
+                with explain_device_errors("before the first step", smaller_batches(config), RunFailed):
+                    result = ended[rate] = race(prepared, rate, tick)
             loss = result.loss if result else math.inf
             log.info("rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, loss)
         chosen = choose(ended, row.lr)
@@ -81,6 +82,14 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
         run.update(race={"losses": losses, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
         recovery.change_end(run, to_yaml(found), {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
     return found, time.perf_counter() - ticks[0]
+
+
+def _rate_of_table(session: Session) -> Rate:
+    peft = session.config.peft.name
+    row = find_rate(count_parameters(session.loaded.model), peft)
+    if row is None:
+        raise UserError(f"optimizer.lr=auto: there is no rate to begin with for peft={peft}: give a number")
+    return row
 
 
 def choose(ended: Mapping[float, Evaluation | None], usual: float) -> float:
@@ -115,7 +124,7 @@ def race(prepared: Prepared, rate: float, tick: Callable[[], None]) -> Evaluatio
         )
     held, rows = ([train[i] for i in sorted(some)] for some in (order[:count], order[count:]))
     optimizer.config = optimizer.config.replace(lr=rate)
-    optimizer.keep_start(lambda: session.params)
+    optimizer.keep_start(session.params)
     sampler = make_sampler(config, rows)
     with torch.no_grad():
         for step in range(steps_of(config)):

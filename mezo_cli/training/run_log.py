@@ -20,9 +20,9 @@ from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import StepResult
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.runs.jsonl import read_object, write_object
+from mezo_cli.session.restore import OPTIMIZER_STATE
+from mezo_cli.session.session import Session
 from mezo_cli.training.loggers.base import RunEnd, RunLoggers, Status, final_scalars
-from mezo_cli.training.restore import OPTIMIZER_STATE
-from mezo_cli.training.session import Session
 
 SYNC_SECONDS = 30.0  # the most that a power cut can cost between two evaluations
 
@@ -69,7 +69,7 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
         fingerprint = models.fingerprint(loaded.model)
         self.run.update(weights_fingerprint=fingerprint)
         if optimizer.replayable:
-            optimizer.keep_start(lambda: session.params)
+            optimizer.keep_start(session.params)
             header = _make_header(session, fingerprint)
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
             self._trajectory.sync()

@@ -35,9 +35,9 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from mezo_cli.tasks.choice import ChoiceRow
-from mezo_cli.training.prepare import load_session
-from mezo_cli.training.session import Session
 
 # On one CPU thread its own time is taken, which other processes disturb less.
 CLOCK = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -66,7 +66,7 @@ def make_folder(folder: Path, shape: str) -> Path:
 def make_session(args: argparse.Namespace, folder: Path) -> Session:
     """Load the model."""
     given = [f"model.path={folder}", f"model.name={args.shape}", f"model.device={args.device}", *TASK]
-    return load_session(build_config([*given, f"model.dtype={args.dtype}", f"model.compute_dtype={args.compute}"]))
+    return opened(build_config([*given, f"model.dtype={args.dtype}", f"model.compute_dtype={args.compute}"]))
 
 
 def make_rows(prompt: int, candidates: int, length: int, rows: int) -> list[ChoiceRow]:

@@ -28,12 +28,13 @@ from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
-from mezo_cli.training import restore
-from mezo_cli.training.session import Session
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
 from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
+from tests.replayed import replay_from_base
 
 Z = Direction(5, 3)
 # Each method with both objectives, and with the families, noises and dtypes in turn.
@@ -149,7 +150,7 @@ def test_the_seed_draws_the_initial_adapter(kind: str, roberta: Path) -> None:
 
 
 def at(run: Path, step: str) -> Session:
-    return restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), step)
+    return opened(read_config(run / "config.yaml"), Run.open(run), step)
 
 
 def same(one: Session, other: Session) -> bool:
@@ -196,7 +197,7 @@ def test_a_run_stores_the_adapter_alone_and_says_what_it_trains(kind: str, runs:
 def test_a_run_is_replayed_and_evaluated(kind: str, runs: Path, tmp_path: Path) -> None:
     run, name = runs / kind, "adapter_model.safetensors"
     settings, opened = read_config(run / "config.yaml"), Run.open(run)
-    assert not same(restore.replay_from_base(settings, opened, 5), at(run, "last"))
+    assert not same(replay_from_base(settings, opened, 5), at(run, "last"))
     assert mezo("replay", run, "--step", "6", "--out", tmp_path / "out").code == 0
     assert (tmp_path / "out" / name).read_bytes() == (run / "checkpoints" / "last" / name).read_bytes()
     by_run, by_folder = mezo("eval", run, "--checkpoint", "last"), mezo("eval", run / "checkpoints" / "last")

@@ -12,7 +12,7 @@ from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.training import restore
+from mezo_cli.session.opening import opened
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
 from tests.config.refused import error_of
@@ -67,7 +67,7 @@ def test_a_run_is_resumed_and_replayed_with_its_zeros(run: Path, roberta: Path, 
     name = Path("checkpoints") / "last" / "adapter_model.safetensors"
     header = trajectory.read(run / "trajectory.bin").header
     assert header.nonnegative == [tensor for tensor, _ in header.tensors]
-    ours = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), "last")
+    ours = opened(read_config(run / "config.yaml"), Run.open(run), "last")
     assert any(bool((p == 0).any()) for p in ours.params.tensors.values())
     assert mezo("replay", run, "--step", "6", "--out", tmp_path / "out").code == 0
     assert (tmp_path / "out" / name.name).read_bytes() == (run / name).read_bytes()
@@ -79,7 +79,7 @@ def test_a_run_is_resumed_and_replayed_with_its_zeros(run: Path, roberta: Path, 
 
 
 def test_the_export_has_the_scales_in_its_weights(run: Path, tmp_path: Path) -> None:
-    ours = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), "last")
+    ours = opened(read_config(run / "config.yaml"), Run.open(run), "last")
     assert "peft=scales has no adapter" in error_line(mezo("export", run, "--adapter", "--out", tmp_path / "out"))
     assert mezo("export", run, "--checkpoint", "last", "--out", tmp_path / "out").code == 0
     plain = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")

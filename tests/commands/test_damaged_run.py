@@ -9,7 +9,7 @@ import pytest
 from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run
 from mezo_cli.runs.jsonl import write_object
-from mezo_cli.training.restore import find_step
+from mezo_cli.session.restore import find_step
 from tests.command_line import error_line, mezo
 from tests.report.run_directories import make_run
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.diagnosis.findings import Finding, Section
-from mezo_cli.training.prepare import Prepared, load_session
+from mezo_cli.session.opening import opened
+from mezo_cli.session.prepare import Prepared
 from tests import tiny
 
 
@@ -15,7 +16,7 @@ def config(*words: str) -> Config:
 
 def load(model: Path, *words: str) -> Prepared:
     """Prepare 24 rows, for train and dev."""
-    session = load_session(config(f"model.path={model}", *words))
+    session = opened(config(f"model.path={model}", *words))
     rows = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]
     encoded = session.encoder.encode_all(rows)
     session.exclude_unreachable(encoded[0])

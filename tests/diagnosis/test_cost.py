@@ -7,7 +7,7 @@ import torch
 
 from mezo_cli.diagnosis import cost
 from mezo_cli.diagnosis.findings import DOUBT, Deadline, Finding, Section
-from mezo_cli.training.prepare import Prepared
+from mezo_cli.session.prepare import Prepared
 from tests.diagnosis.sessions import load, named, only
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")

@@ -17,7 +17,7 @@ import torch
 from mezo_cli import data, models
 from mezo_cli.process import versions
 from mezo_cli.runs import Run
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
 from tests.ranks import run_ranks

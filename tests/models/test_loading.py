@@ -25,7 +25,7 @@ from mezo_cli.models.loading import SEQUENTIAL
 from mezo_cli.objectives import OBJECTIVES, packing, plain_check
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.process.memory import peak_memory, reset_peak_memory
-from mezo_cli.training.prepare import load_session
+from mezo_cli.session.opening import opened
 from tests import tiny
 from tests.optim.test_mezo import PAIRS, SENTENCES, full_logits, ready
 
@@ -535,7 +535,7 @@ def test_the_check_in_half_precision_is_in_float32(checkpoint: Path, monkeypatch
 def test_nor_beside_frozen_weights_that_are_converted(checkpoint: Path) -> None:
     """The embeddings stay mapped, and with them what was read of the file."""
     words = [f"model.path={checkpoint}", "model.device=cpu", "data=demo", "peft=bias", "model.compute_dtype=bfloat16"]
-    session = load_session(build_config(words))
+    session = opened(build_config(words))
     weight = session.loaded.model.get_parameter("roberta.encoder.layer.0.output.dense.weight")
     assert weight.dtype == torch.bfloat16
     maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split(str(checkpoint / "model.safetensors"))[1:]

@@ -20,7 +20,7 @@ from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
-from mezo_cli.training import restore
+from mezo_cli.session.opening import opened
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
 from tests.config.refused import error_of
@@ -165,7 +165,7 @@ def test_a_run_is_resumed_replayed_and_evaluated(how: str, runs: Path, roberta: 
 @pytest.mark.parametrize("how", ["int8", NF4])
 def test_plain_peft_loads_the_export_on_the_same_base(how: str, runs: Path, tmp_path: Path) -> None:
     run = runs / how
-    ours = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), "last")
+    ours = opened(read_config(run / "config.yaml"), Run.open(run), "last")
     assert mezo("export", run, "--checkpoint", "last", "--adapter", "--out", tmp_path / "out").code == 0
     base = peft.PeftConfig.from_pretrained(tmp_path / "out").base_model_name_or_path
     stock = transformers.AutoModelForMaskedLM.from_pretrained(base)

@@ -12,9 +12,10 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.models.streaming import StreamedLayers, streamed_layers
 from mezo_cli.runs import Run
+from mezo_cli.session.opening import opened
+from mezo_cli.session.prepare import prepare
+from mezo_cli.session.session import Session
 from mezo_cli.training import precision
-from mezo_cli.training.prepare import load_session, prepare
-from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 
@@ -101,7 +102,7 @@ def test_it_has_the_bits_of_the_resident_run(
 def session_of(folders: dict[str, Path], case: str, *words: str) -> tuple[Session, list[Any], StreamedLayers]:
     family, named = CASES[case]
     more = ["data=demo", "steps=3", "model.stream=true", *words]
-    session = load_session(build_config([f"model.path={folders[family]}", *named, *more]), trains=True)
+    session = opened(build_config([f"model.path={folders[family]}", *named, *more]), trains=True)
     rows = session.encoder.encode_all([Example((text,), 0) for text in ("a", "good film", "bad", "film", "it", "was")])
     session.exclude_unreachable(rows[0])
     streamed = streamed_layers(session.loaded.model)

@@ -15,8 +15,8 @@ from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
-from mezo_cli.training.prepare import load_session
-from mezo_cli.training.session import Session
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from tests import tiny
 from tests.command_line import mezo
 from tests.interruption import interrupt_and_resume, last_weights
@@ -51,7 +51,7 @@ def words(model: object, *more: str) -> list[str]:
 
 def ready(home: Path, kind: str, *more: str) -> Session:
     given = words(tiny.decoder(home / kind, kind), "data=files", "data.dir=none", *NAMES, *more)
-    return load_session(build_config(given))
+    return opened(build_config(given))
 
 
 def batch_of(session: Session) -> Any:

@@ -13,8 +13,8 @@ from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.session.session import Session
 from mezo_cli.testing import objectives
-from mezo_cli.training.session import Session
 from tests import tiny
 from tests.models.test_loading import SERVED, family
 from tests.objectives.digits import digits

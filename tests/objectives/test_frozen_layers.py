@@ -14,8 +14,8 @@ from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.prepare import load_session
-from mezo_cli.training.session import Session
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from tests import tiny
 
 TEXTS = ["good", "a bad one okay", "okay okay", "It was a great film", "No", "Maybe it was good, maybe not"]
@@ -71,7 +71,7 @@ def session_of(folders: Folders, case: tuple[str, str, str], *words: str) -> tup
     if objective == "lm":
         named.append("task.lm.label_words=[bad,rather good]")
     config = build_config([*named, "data=demo", "steps=3", "eval_batch_size=4", *words])
-    session = load_session(config, trains=True)
+    session = opened(config, trains=True)
     rows = session.encoder.encode_all(ROWS)
     session.exclude_unreachable(rows[0])
     return session, rows

@@ -17,9 +17,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.objectives.packing import packs_decoder
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from mezo_cli.training import linear_probe as probing
-from mezo_cli.training.prepare import load_session
-from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import mezo, small
 from tests.objectives.plain_decoder import PlainDecoder
@@ -47,7 +47,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ready(model: Path, *words: str) -> Session:
     given = [f"model.path={model}", "model.name=tiny", "model.device=cpu", "objective=lm", "data=demo", *words]
-    return load_session(build_config(given))
+    return opened(build_config(given))
 
 
 def label_words(words: list[str]) -> str:

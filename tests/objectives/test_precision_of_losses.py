@@ -11,7 +11,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.objectives.scoring import accuracy_loss, cross_entropy, f1_loss
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.prepare import load_session
+from mezo_cli.session.opening import opened
 
 ROWS = [Example((text,), i % 2) for i, text in enumerate(("good", "a bad one", "okay okay"))]
 
@@ -22,7 +22,7 @@ def test_the_layer_over_the_labels_is_computed_in_float32(
 ) -> None:
     monkeypatch.setenv("MEZO_EAGER", "1")
     words = [f"model.path={roberta}", "model.name=tiny", "objective=cls", f"peft={peft}"]
-    session = load_session(build_config([*words, "model.compute_dtype=bfloat16", "data=demo", "steps=3"]))
+    session = opened(build_config([*words, "model.compute_dtype=bfloat16", "data=demo", "steps=3"]))
     batch = session.objective.collate(session.encoder.encode_all(ROWS))
     layer, _ = session.objective.output_layer()
     seen: list[Any] = []

@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM
 from mezo_cli.data import load_splits
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 from tests.objectives.test_choice import EXAMPLES, NAMES

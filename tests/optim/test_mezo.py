@@ -16,8 +16,8 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.training.prepare import load_session
-from mezo_cli.training.session import Session
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from tests.reference import Reference
 
 SENTENCES = [
@@ -37,7 +37,7 @@ PAIRS = [
 
 def ready(model: Path, *words: str) -> Session:
     config = build_config([f"model.path={model}", "model.name=tiny", "data=demo", *words])
-    return load_session(config)
+    return opened(config)
 
 
 def full_logits(model: Any, batch: Any, label_ids: list[int]) -> torch.Tensor:

@@ -23,7 +23,7 @@ from mezo_cli.optim.base import learning_rate
 from mezo_cli.optim.mezo import Clip, random_sign
 from mezo_cli.perturb import params
 from mezo_cli.perturb.noise import NOISES, Direction, noise_of
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
 
 STEPS = 8

@@ -57,8 +57,8 @@ def words(home: Path, row: Row) -> list[str]:
 def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder with the weights of the last step of a run, as `mezo replay` writes them."""
     from mezo_cli import models
+    from mezo_cli.session.session import Session
     from mezo_cli.training.evaluations import Evaluations
-    from mezo_cli.training.session import Session
 
     original, folder = Evaluations.on_dev, tmp_path / "live"
 

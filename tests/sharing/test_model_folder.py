@@ -24,11 +24,11 @@ from mezo_cli.adapters.adapter import merge
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.runs import Run
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from mezo_cli.sharing import card as cards
 from mezo_cli.sharing.card import read_terms, write_card
 from mezo_cli.sharing.model_folder import EXAMPLE, pipeline_task, write_model_folder
-from mezo_cli.training.prepare import load_session
-from mezo_cli.training.session import Session
 from tests import tiny
 from tests.command_line import HANGS, environment, error_line, mezo
 from tests.hub_server import Hub
@@ -83,7 +83,7 @@ def code_of(folder: Path) -> str:
 
 def exported(folder: Path, base: str, *words: str, adapter: bool = False) -> tuple[Session, dict[str, float]]:
     """Export the weights of a session that differ from the base's; return it, and its probabilities before."""
-    session = load_session(build_config([f"model.path={base}", "data=demo", "task=sst2", *words]))
+    session = opened(build_config([f"model.path={base}", "data=demo", "task=sst2", *words]))
     with torch.no_grad():
         for number, tensor in enumerate(session.params.tensors.values()):
             tensor += 0.05 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))

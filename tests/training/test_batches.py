@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mezo_cli.runs import Run
-from mezo_cli.training.session import Session
+from mezo_cli.session.session import Session
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
 

@@ -10,14 +10,14 @@ import torch
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.objectives.base import BatchLoss
-from mezo_cli.training.prepare import load_session
+from mezo_cli.session.opening import opened
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def test_an_evaluation_does_not_depend_on_its_batches(roberta: Path) -> None:
     made = build_config([f"model.path={roberta}", "data=demo", "objective=mlm"])
-    session = load_session(made)
+    session = opened(made)
     rng = np.random.default_rng(0)
     rows = [
         TokenizedExample([0, *rng.integers(5, 80, size=n).tolist(), 4, 2], [0] * (n + 3), n + 1, n % 2)
@@ -36,7 +36,7 @@ def test_an_evaluation_does_not_depend_on_its_batches(roberta: Path) -> None:
 
 
 def test_logits_that_are_not_finite_are_not_counted_as_wrong(roberta: Path) -> None:
-    session = load_session(build_config([f"model.path={roberta}", "data=demo", "objective.loss=accuracy"]))
+    session = opened(build_config([f"model.path={roberta}", "data=demo", "objective.loss=accuracy"]))
     row = TokenizedExample([0, 7, 4, 2], [0] * 4, 2, 0)
     with torch.no_grad():
         for p in session.params.tensors.values():

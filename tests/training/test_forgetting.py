@@ -9,10 +9,10 @@ import torch
 
 from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run
-from mezo_cli.training import restore
 from mezo_cli.training.loggers.base import RunLoggers
 from tests import tiny
 from tests.command_line import error_line, mezo
+from tests.replayed import replay_from_base
 
 WORDS = ["task=demo-arithmetic", "model=demo-decoder", "data=demo", "objective=generate", "objective.max_new_tokens=8"]
 WORDS += ["objective.reward=countdown", "batch_size=16", "eval_every=2", "data.eval_limit=16", "model.device=cpu"]
@@ -44,8 +44,8 @@ def test_the_figures_are_those_of_the_weights(generated: Path) -> None:
     run = Run.open(generated)
     config = read_config(generated / "config.yaml")
     (_, start), (_, end) = (
-        (step, {name: p.detach().clone() for name, p in session.params.tensors.items()})
-        for step, session in restore.replay_to_each(config, run, [0, 4])
+        (step, {n: p.detach().clone() for n, p in replay_from_base(config, run, step).params.tensors.items()})
+        for step in (0, 4)
     )
     length, moved = (
         sum(float((end[n] * sign - start[n]).double().square().sum()) for n in start) ** 0.5 for sign in (0, 1)
@@ -55,7 +55,7 @@ def test_the_figures_are_those_of_the_weights(generated: Path) -> None:
     assert last["drift"] == pytest.approx(moved / length, rel=1e-5)
     log_probs = []
     for step in (0, 4):
-        session = restore.replay_from_base(config, run, step)
+        session = replay_from_base(config, run, step)
         parts = []
         for row in KEPT:
             tokenizer = session.loaded.tokenizer
@@ -96,7 +96,9 @@ def test_a_resumed_run_compares_with_the_same_start(
 def test_a_resumed_run_with_another_file_is_refused(tmp_path: Path, eager_kernels: None) -> None:
     tiny.write_jsonl(tmp_path / "keep.jsonl", KEPT)
     words = [*WORDS, "steps=2", "max_seconds=0.001", "at_limit=stop", f"data.keep={tmp_path / 'keep.jsonl'}"]
+    words += ["objective.drift=false"]
     assert mezo("train", *words, f"hydra.run.dir={tmp_path / 'run'}").code != 0
+    assert all("drift" not in line and "keep_kl" in line for line in dev(tmp_path / "run"))
     tiny.write_jsonl(tmp_path / "keep.jsonl", KEPT[:1])
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     line = error_line(mezo("resume", tmp_path / "run", "max_seconds=null"))

@@ -11,7 +11,7 @@ import torch
 
 from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run, trajectory
-from mezo_cli.training import restore
+from mezo_cli.session.opening import opened
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 
@@ -61,8 +61,8 @@ def test_checkpoints_have_thetas_dtype_and_a_replay_ends_in_their_bits(
     ended = mezo("replay", run, "--step", "6", "--out", tmp_path / "replayed")
     assert ended.code == 0, ended
     assert weights(tmp_path / "replayed", mode) == weights(last, mode)
-    start = restore.load_step(read_config(run / "config.yaml"), Run(run), 0).params.tensors
-    end = restore.load_step(read_config(run / "config.yaml"), Run(run), 6).params.tensors
+    start = opened(read_config(run / "config.yaml"), Run(run), 0).params.tensors
+    end = opened(read_config(run / "config.yaml"), Run(run), 6).params.tensors
     moved = [bool((end[name] != p).any()) for name, p in start.items()]
     assert sum(moved) > len(moved) / 2
 
@@ -99,5 +99,5 @@ def test_what_cannot_be_stored_in_half_precision_is_refused(
 def test_a_model_of_more_than_one_dtype_is_stored_in_one(train: Callable[[str], Path]) -> None:
     """peft makes the tensors of an adapter in float32."""
     run = train("lora")
-    session = restore.load_step(read_config(run / "config.yaml"), Run(run), 0)
+    session = opened(read_config(run / "config.yaml"), Run(run), 0)
     assert {p.dtype for p in session.loaded.model.parameters()} == {torch.bfloat16}

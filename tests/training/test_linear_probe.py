@@ -19,8 +19,8 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.collate import collate
 from mezo_cli.runs import Run
+from mezo_cli.session.opening import opened
 from mezo_cli.training import linear_probe as probing
-from mezo_cli.training import restore
 from tests import tiny
 from tests.command_line import mezo, small
 from tests.optim.test_mezo import outputs_of
@@ -115,7 +115,7 @@ def test_a_probed_checkpoint_is_scikit_learns_in_plain_transformers(
     words += [] if kind != "bert" else ["task.label_words=[bad,good]"]
     assert (said := mezo("train", *words)).code == 0, said
 
-    ready = restore.load_checkpoint(read_config(run / "config.yaml"), Run.open(run), "best")
+    ready = opened(read_config(run / "config.yaml"), Run.open(run), "best")
     batch = ready.objective.collate(ready.encoder.encode_all(TEXTS))
     model = STOCK[objective].from_pretrained(run / "checkpoints/best").eval()
     layer = model.get_output_embeddings() if objective == "mlm" else list(model.modules())[-1]

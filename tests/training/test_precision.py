@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mezo_cli.session.session import Session
 from mezo_cli.training import precision
-from mezo_cli.training.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
 
 

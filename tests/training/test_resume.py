@@ -16,10 +16,12 @@ from mezo_cli.optim.first_order import FirstOrder
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.jsonl import JsonLines
-from mezo_cli.training import prepare, restore
+from mezo_cli.session import opening, restore
+from mezo_cli.session.opening import opened
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
 from tests.interruption import interrupt_at
+from tests.replayed import replay_from_base
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
 MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
@@ -94,7 +96,7 @@ def state(run: Path) -> dict[str, Any]:
 
 
 CUTS: list[tuple[str, Any, str, int, bool]] = [
-    ("while the model is loaded", prepare, "load_session", 1, False),
+    ("while the model is loaded", opening, "_load", 1, False),
     ("before the first evaluation", Objective, "evaluate", 1, False),
     ("after the first evaluation", JsonLines, "append", 1, True),
     ("within a step", Mezo, "apply_updates", 2, True),
@@ -341,7 +343,7 @@ def test_replay_is_bitwise_identical(mode: str, whole: Callable[[str], Path], tm
     assert "new classification head" not in said.out + said.err  # it is read from start.safetensors
     assert (out / "model.safetensors").read_bytes() == (run / "checkpoints/last/model.safetensors").read_bytes()
     made = read_config(run / "config.yaml")
-    near, far = restore.load_step(made, Run(run), 4), restore.replay_from_base(made, Run(run), 4)
+    near, far = opened(made, Run(run), 4), replay_from_base(made, Run(run), 4)
     for (name, one), (_, other) in zip(
         near.loaded.model.state_dict().items(), far.loaded.model.state_dict().items(), strict=True
     ):

@@ -15,7 +15,7 @@ from mezo_cli.models import fingerprint
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.training.prepare import load_session
+from mezo_cli.session.opening import opened
 from tests import tiny
 
 
@@ -49,7 +49,7 @@ def test_the_precision_of_matrix_products_is_that_of_the_run_and_the_check_has_t
         lambda *args: (seen.append(torch.get_float32_matmul_precision()), compare(*args)),
     )
     for wanted in ("high", "highest"):
-        load_session(build_config([f"model.path={roberta}", "data=demo", f"model.matmul_precision={wanted}"]))
+        opened(build_config([f"model.path={roberta}", "data=demo", f"model.matmul_precision={wanted}"]))
         assert torch.get_float32_matmul_precision() == wanted
     assert seen == ["highest", "highest"]
 
@@ -69,9 +69,9 @@ def test_a_weight_that_is_also_used_outside_its_module_is_refused(
 
     monkeypatch.setattr(RobertaLMHead, "forward", with_embedding)
     config = build_config([f"model.path={roberta}", "data=demo", "model.device=cpu"])
-    load_session(config)  # for an evaluation it will do
+    opened(config)  # for an evaluation it will do
     with pytest.raises(UserError, match="RobertaForMaskedLM is a model family that is not supported: with perturbed"):
-        load_session(config, trains=True)
+        opened(config, trains=True)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_weight_that_is_also_used_outside_its_module_is_refused(
 )
 def test_the_check_at_the_start_restores_every_bit(roberta: Path, words: list[str]) -> None:
     config = build_config([f"model.path={roberta}", "data=demo", "model.device=cpu", *words])
-    checked, plain = load_session(config, trains=True), load_session(config)
+    checked, plain = opened(config, trains=True), opened(config)
     assert fingerprint(checked.loaded.model) == fingerprint(plain.loaded.model)
     assert list(checked.params.tensors) == list(plain.params.tensors)
     assert type(checked.params.noise) is type(plain.params.noise)
@@ -89,4 +89,4 @@ def test_the_check_at_the_start_restores_every_bit(roberta: Path, words: list[st
 @pytest.mark.parametrize("kind", ["opt", "gpt2", "llama", "bloom"])
 def test_decoders_pass_the_check_with_perturbed_weights(kind: str, tmp_path: Path) -> None:
     words = [f"model.path={tiny.decoder(tmp_path, kind)}", "data=demo", "model.device=cpu", "objective=lm"]
-    load_session(build_config(words), trains=True)
+    opened(build_config(words), trains=True)

@@ -1,10 +1,13 @@
-"""A loaded model with all that computes its loss and takes a step: loss, micro-batches, ranks, one step."""
+"""A loaded model with all that computes its loss and takes a step, from loading to leaving."""
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
+
+import torch
 
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import ALONE, Ranks
@@ -23,6 +26,8 @@ from mezo_cli.perturb.params import Params
 class Session:
     """A loaded model with its trainable parameters, objective, optimizer and input encoder.
 
+    It owns the model: `with opened(...) as session:` drops it at the end, and using it afterwards is an error.
+
     Attributes:
         loaded: the model and its tokenizer.
         forward: the model's forwards with perturbed weights, and the trainable parameters.
@@ -30,6 +35,7 @@ class Session:
         optimizer: updates the parameters.
         encoder: encodes rows for the model.
         ranks: the processes that share the run's steps and evaluations.
+        at: the step whose weights it has; 0 before the first one.
     """
 
     config: Config
@@ -39,6 +45,25 @@ class Session:
     optimizer: Optimizer
     encoder: Any
     ranks: Ranks = ALONE
+    at: int = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *of_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the model and all that belongs to it, and free its memory."""
+        parts = (self.objective, self.forward, self.optimizer, self.loaded) if vars(self) else ()
+        for part in (*parts, self):  # they hold each other, and a caller's variable may hold one of them
+            vars(part).clear()
+        gc.collect()  # the patched modules form cycles
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"the session is closed, its model was dropped: it has no '{name}' any more")
 
     @property
     def params(self) -> Params:
@@ -63,7 +88,9 @@ class Session:
         uses_dropout = self.config.optimizer.needs_backward
         self.objective.begin_step(step)
         with dropout(self.loaded.model, self.config.seed, step) if uses_dropout else nullcontext():
-            return self.optimizer.step(self.forward, self.loss_of(rows, weights), step)
+            result = self.optimizer.step(self.forward, self.loss_of(rows, weights), step)
+        self.at = step + 1
+        return result
 
     def exclude_unreachable(self, row: Any) -> list[str]:
         """Exclude the parameters that the loss of a row does not depend on; return their names."""

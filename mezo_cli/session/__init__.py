@@ -1,0 +1,1 @@
+"""Who owns a loaded model: sessions of a new run, of a checkpoint or of any step; restoring and replaying; the rows."""

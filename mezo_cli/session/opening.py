@@ -1,0 +1,132 @@
+"""Open a session: load the model of a new run, of a checkpoint or of any step, patch its forwards, and check them.
+
+`opened` is the only caller of a loader. A process has one session at a time: leave it before the next is opened.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mezo_cli import models
+from mezo_cli.adapters.adapter import attach
+from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
+from mezo_cli.config.schema import Config
+from mezo_cli.distributed.ranks import ALONE, current
+from mezo_cli.errors import UserError, first_line
+from mezo_cli.models.quantized import row_factors
+from mezo_cli.models.streaming import streamed_layers
+from mezo_cli.objectives import OBJECTIVES
+from mezo_cli.objectives.plain_check import PlainCheck
+from mezo_cli.optim import OPTIMIZERS, Optimizer
+from mezo_cli.optim.first_order import set_rate
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import noise_of
+from mezo_cli.perturb.params import Params
+from mezo_cli.process.device_errors import explain_device_errors, is_device_error
+from mezo_cli.runs import Run
+from mezo_cli.session import restore
+from mezo_cli.session.advice import smaller_model
+from mezo_cli.session.session import Session
+
+log = logging.getLogger("mezo")
+
+
+def opened(config: Config, run: Run | None = None, at: str | int | None = None, *, trains: bool = False) -> Session:
+    """Load a model and return the session that owns it: `with opened(config, run, "best") as session:`.
+
+    Args:
+        config: of the run.
+        run: None for a new one.
+        at: of a run: `best`, `last` or a step number; None for its start, which the base model gives.
+        trains: a new run begins: the model's scores are then also checked with perturbed weights.
+    """
+    if run is None:
+        return _load(config, trains=trains)
+    name = None if at is None else restore.find_checkpoint(run, at)
+    if name is not None:
+        session = _load(config, restore.verified(run, name))
+        session.at = run.checkpoint_step(name) or 0
+        return session
+    step = restore.find_step(config, run, at) if isinstance(at, str) else at
+    if step is not None:
+        restore.require_trajectory(config, run, f"step {step}")
+    session = _load(config, is_new=False)
+    try:
+        models.load_initial_state(session.loaded.model, run.initial_state_file)
+        models.check_fingerprint(session.loaded.model, run.info()["weights_fingerprint"], run.path)
+        if step is not None:
+            restore.go_to(session, run, step)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _load(config: Config, checkpoint: Path | None = None, *, trains: bool = False, is_new: bool = True) -> Session:
+    """Load the model, or a checkpoint of the run if given, and build the session.
+
+    The precision of matrix products is set for the whole process. `is_new`: nothing is loaded over a new head.
+    """
+    full = config.peft.name == "none"
+    source = config.model
+    if checkpoint is not None and full:
+        source = source.replace(path=str(checkpoint), revision=None)
+    with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):
+        objective_class = OBJECTIVES.implementation(config.objective.name)
+        model_kind = objective_class.model_kind
+        spellings = [] if config.task.reordered() else config.task.lists().values()
+        loaded = models.load(source, model_kind, config.task.labels, config.seed, *spellings)
+        if loaded.new_head and checkpoint is None and is_new:
+            log.warning("a new classification head, drawn from the seed: %s", loaded.new_head)
+        if config.init == "linear_probe" and not model_kind.has_classifier and full:
+            models.untie(loaded.model)  # the probe writes rows of the decoder, not of the embeddings
+        attach(loaded, config.peft, config.model, config.seed)
+        if checkpoint is not None and not full:
+            loaded.adapter.load(checkpoint)
+        encoder = objective_class.encoder_class(config.task, loaded.tokenizer)
+        if isinstance(config.optimizer, FirstOrderConfig) and config.optimizer.dropout is not None:
+            set_rate(loaded.model, config.optimizer.dropout)
+        if config.model.checkpoint_activations:
+            loaded.model.activation_checkpointing_enable({"use_reentrant": False})
+        optimizer = OPTIMIZERS.implementation(config.optimizer.name)(config.optimizer, config.seed, config.steps)
+        name = f"model.path={config.model.path}: {type(loaded.model).__name__}"
+        try:
+            return _build_session(config, loaded, encoder, optimizer, trains, name)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # of a family's own code
+            if is_device_error(error):
+                raise
+            family = f"is a model family that objective={config.objective.name} does not support"
+            raise UserError(f"{name} {family}: {first_line(error)}") from error
+
+
+@torch.no_grad()
+def _build_session(
+    config: Config, loaded: models.LoadedModel, encoder: Any, optimizer: Optimizer, trains: bool, model: str
+) -> Session:
+    """Patch the model's forwards, and check its outputs against the unpatched model's."""
+    torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
+    params = Params(loaded.model, noise_of(zeroth_order(config.optimizer)))
+    optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})
+    params.nonnegative = list(row_factors(loaded.model))
+    objective_class = OBJECTIVES.implementation(config.objective.name)
+    streamed = streamed_layers(loaded.model)  # a pass over its files takes long, and it is of a family that is known
+    perturbed = trains and config.steps > 0 and not config.optimizer.needs_backward and streamed is None
+    check = PlainCheck(objective_class, loaded, encoder, params, perturbed, model)
+    forward = PerturbedForward(loaded.model, params)
+    if config.model.paired_tokens is not None:
+        forward.paired_tokens = config.model.paired_tokens
+    objective = objective_class(config, loaded, forward, encoder)
+    check.compare(objective)
+    torch.set_float32_matmul_precision(config.model.matmul_precision)
+    if streamed is not None:
+        if objective.frozen is None:
+            raise UserError(f"{model} is a model family whose layers are not read as they run; use model.stream=false")
+        forward.is_streamed = streamed.has
+    forward.set_compute_dtype(loaded.compute_dtype)
+    if streamed is None:
+        objective.outputs(objective.collate(check.rows))  # a model may not support this dtype
+    ranks = current()
+    forward.ranks = ranks if ranks.split == "directions" else ALONE
+    return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
