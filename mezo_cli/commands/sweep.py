@@ -22,6 +22,8 @@ from mezo_cli.sweep.plan import CONFIG_DIR, SweepPlan, describe_job, plan_again,
 
 log = logging.getLogger("mezo")
 
+PRELOADED = "mezo_cli.commands.preload"  # by the process that jobs are forked from
+
 
 def sweep(
     overrides: Sequence[str],
@@ -128,7 +130,7 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
         raise UserError(f"--jobs {at_once}: {how}; leave one of them out")
     with for_workers(plan.own):
         check_new_runs(job.config for job in plan.jobs)
-        workers = jobs.Workers(at_once, record.cwd, shown=not quiet and at_once == 1) if here else None
+        workers = jobs.Workers(at_once, record.cwd, not quiet and at_once == 1, PRELOADED) if here else None
         record.write(plan.directory)
         statuses, alone = [job_status(job.directory) for job in plan.jobs], ("finished", "running", "damaged")
         for status in alone[:2]:  # the last is told at the end
