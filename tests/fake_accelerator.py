@@ -23,7 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from transformers import AutoModelForCausalLM
 
 from mezo_cli import models
-from mezo_cli.models.decoding import Decoder, Sampling
+from mezo_cli.objectives.decoding import Decoder, Sampling
 from tests import tiny
 from tests.device_cases import CASES, case_config, take_steps
 from tests.host_waits import HostWaits

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.new_run import check_new_runs
-from mezo_cli.commands.sweep import check_given_again, print_failed, why_not_finished
+from mezo_cli.commands.sweep import PRELOADED, check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
@@ -136,7 +136,7 @@ class _Search:
             )
         if stored != self.asked:
             self._study.set_user_attr(NAME, self.asked)
-        self._workers = jobs.Workers(1, os.getcwd(), shown=not self.quiet)
+        self._workers = jobs.Workers(1, os.getcwd(), not self.quiet, PRELOADED)
 
     def run(self) -> int:
         """Run the trials that are left; return the exit status."""

@@ -29,9 +29,10 @@ from mezo_cli.engine.server import TOKENS, Server
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import LoadedModel
 from mezo_cli.optim import Optimizer
-from mezo_cli.perturb.forward import Perturbation, PerturbedForward
+from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params, Term
+from mezo_cli.perturb.plan import Perturbation
 
 SCORED_AT_ONCE = 20  # tokens that are scored after one prompt: the most that a server of vLLM allows, as it is started
 AHEAD = 2  # requests that are sent and not answered: the server begins the second while the answer of the first is read

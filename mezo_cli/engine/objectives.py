@@ -10,10 +10,10 @@ from torch import Tensor
 from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members
-from mezo_cli.models.decoding import Completion, CompletionText, Sampling
 from mezo_cli.objectives.choice import Choice
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.decoder import CandidateScorer, Lm, sum_of_candidates
+from mezo_cli.objectives.decoding import Completion, CompletionText, Sampling
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.tasks.generate import PromptRow

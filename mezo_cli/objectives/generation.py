@@ -30,12 +30,14 @@ from mezo_cli.config.schema import Config
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.models.decoding import Completion, Decoder, Sampling
 from mezo_cli.objectives.base import Measured, Objective, Records, Report
 from mezo_cli.objectives.collate import Batch, to_device
+from mezo_cli.objectives.decoding import Completion, Decoder, Sampling
 from mezo_cli.objectives.prediction import CompletedPrompt
 from mezo_cli.objectives.scoring import Evaluation, mean_of
-from mezo_cli.perturb.forward import Perturbation, PerturbedForward
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.members import Population
+from mezo_cli.perturb.plan import Perturbation
 from mezo_cli.rewards.scoring import Reward
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
@@ -74,6 +76,7 @@ class Generation(Objective):
         assert isinstance(config.objective, GenerateConfig)
         self._own, self.decoder = config.objective, Decoder(loaded.model, loaded.tokenizer)
         self.engine: Any = None
+        self._population = Population(forward)
         self.loss_from_counts = self._own.loss == "lm"
         self._stop, self._stop_tokens = tuple(encoder.stop), frozenset[int]()
         if config.data.as_released:  # there a completion ends with the last token of a stop text
@@ -149,7 +152,7 @@ class Generation(Objective):
         if (batch, active) not in self._ahead:
             signed = [[p] if p is None else [p._replace(signs=(sign,)) for sign in p.signs] for p in forward.upcoming]
             members = [member for of_point in signed for member in of_point]
-            if self.engine is None and active in members and forward.supports_members:
+            if self.engine is None and active in members and self._population.can_share_batches:
                 longest = max(len(row.input_ids) for row in batch.rows) + self._own.max_new_tokens
                 tokens = len(batch.rows) * samples * longest
                 most = min(MEMBER_TOKENS // tokens, MEMBER_ELEMENTS // forward.params.count)
@@ -172,7 +175,7 @@ class Generation(Objective):
             seeds = [self._seed_of(number, sample, step) for number, sample in keys]
             completions = self.engine.complete(prompts, seeds, sampling)
         else:
-            with self.forward.materialized(members) as member_rows:
+            with self._population.materialized(members) as member_rows:
                 completions = self.decoder.complete(prompts, keys, sampling, member_rows)
         of_rows = [completions[i : i + samples] for i in range(0, len(completions), samples)]
         return [of_rows[i : i + len(rows)] for i in range(0, len(of_rows), len(rows))]

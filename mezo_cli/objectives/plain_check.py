@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import Objective
-from mezo_cli.perturb.forward import is_plain_embedding
-from mezo_cli.perturb.functional import swap_params, swapped
+from mezo_cli.perturb.functional import is_plain_embedding, swap_params, swapped
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.params import Params
@@ -122,6 +121,8 @@ class _FlippedBits:
 
     The flipped weights are those of the positive sign, theta those of the other.
     """
+
+    has_factors = False
 
     def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
         """Write the parameters of a span."""

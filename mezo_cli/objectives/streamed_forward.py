@@ -6,7 +6,7 @@ all forwards by the calls that it would have got; at last each goes from the las
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -18,8 +18,9 @@ from mezo_cli.errors import UserError
 from mezo_cli.models.streaming import StreamedLayers, streamed_layers
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.frozen_layers import Computed, FrozenLayers, Rows
-from mezo_cli.perturb.forward import Perturbation, PerturbedForward
+from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import swapped
+from mezo_cli.perturb.plan import Perturbation
 
 SAID_PASSES = 8  # through the layers whose progress is logged: those of the start and of the first step
 STATES_BYTES = 256_000_000  # of the hidden states of forwards that go through a layer together
@@ -87,7 +88,7 @@ class StreamedForward(FrozenLayers):
         """Return the output of layer `stop` - 1 for each forward. `states` are those of the frozen layers, if known."""
         begin, recorded = 0 if states is None else self.count, []
         for z, batch in passes:
-            with swapped("perturbation", {self._forward: z}):
+            with self._forward.seeing(z):
                 recorded.append(self._record(batch))
         found = [hidden for _, hidden in recorded]
         if states is not None:
@@ -98,10 +99,7 @@ class StreamedForward(FrozenLayers):
             with self.streamed.reading(number):
                 for i, (z, _) in enumerate(passes):
                     args, kwargs = recorded[i][0][number]
-                    with (
-                        swapped("perturbation", {self._forward: z}),  # no weight is read outside its own module
-                        self._forward.paired_forward() if self._forward.num_signs == 2 else nullcontext(),
-                    ):
+                    with self._forward.seeing(z, paired=True):  # no weight is read outside its own module
                         found[i] = self._layers[number](found[i], *args, **kwargs)
             report(number + 1)
         return found

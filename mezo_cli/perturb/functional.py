@@ -1,131 +1,18 @@
-"""Run modules with other tensors in place of their parameters: of one sign, of both, or of population members.
+"""Run modules with other tensors in place of their parameters, of one sign or of both.
 
 In a paired forward a tensor is [2, ...]: the half computed with theta + eps z, then the half with theta - eps z.
-
-A patched forward draws z as its module runs, which is right for one forward per member and far too slow for one per
-token. So for a generation theta + c z of all trainable tensors is written to a second copy, in the compute dtype, and
-the model's parameters get that copy as their data; the patches are set aside. theta's own memory is only read. Where
-all that is trained are matrices of linear modules without a bias, as in a LoRA, several members go through the model in
-one batch: each of these modules multiplies the rows of a member by that member's matrix.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mezo_cli.perturb.noise import Direction
-from mezo_cli.perturb.noise.spans import Span
-from mezo_cli.perturb.params import Params
-
-CACHE_LINE = 64  # bytes
 JOINED = 1 << 14  # elements that a CPU normalizes for both signs at once: of more it would read them from memory twice
-
-Copies = dict[str, Tensor]  # attribute of a module -> as each sign sees it, [signs, ...]
-Calls = dict[nn.Module, Callable[..., Any]]  # what runs each module
-
-
-class ScratchBuffer:
-    """One buffer for perturbed weights, as large as the largest module needs: modules run one after another."""
-
-    def __init__(self) -> None:
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._parts: dict[tuple[int, int, torch.dtype], Tensor] = {}  # of the buffer
-        self.used = 0  # bytes; more than one allocation where a module with parameters calls another
-
-    @contextmanager
-    def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
-        """Yield an uninitialized tensor of `size` elements, the same one at every step; it is free again at exit."""
-        start = self.used
-        self.used += -(-size * dtype.itemsize // CACHE_LINE) * CACHE_LINE
-        if self._buffer.numel() < self.used or self._buffer.device != device:
-            # Views into the old buffer stay valid: they hold its storage.
-            self._buffer, self._parts = torch.empty(self.used, dtype=torch.uint8, device=device), {}
-        if (start, size, dtype) not in self._parts:
-            self._parts[start, size, dtype] = self._buffer[start : start + size * dtype.itemsize].view(dtype)
-        try:
-            yield self._parts[start, size, dtype]
-        finally:
-            self.used = start
-
-
-class Owner(NamedTuple):
-    """A module, and which of its parameters its forward sees copies of.
-
-    Args:
-        module: the module.
-        forward: its original forward.
-        perturbed: attribute of the module -> name of the tensor, of those that are perturbed.
-        rounded: attribute -> parameter, of the others whose dtype is not the compute dtype.
-    """
-
-    module: nn.Module
-    forward: Callable[..., Any]
-    perturbed: Mapping[str, str]
-    rounded: Mapping[str, nn.Parameter]
-
-
-class Plan:
-    """The perturbed and the rounded copies of the parameters of modules that are written together, made once.
-
-    Args:
-        params: the trainable tensors.
-        owners: one module, or the modules of a layer.
-
-    Attributes:
-        spans: of the tensors that are perturbed.
-        is_empty: whether the modules see their own parameters.
-        perturbed: (span, outputs of each sign) in the buffer that `calls` was last given.
-        rounded: (parameter, output), likewise.
-    """
-
-    def __init__(self, params: Params, owners: Sequence[Owner]) -> None:
-        self._owners = owners
-        self.spans = params.spans(name for owner in owners for name in owner.perturbed.values())
-        self._rounded = list({p for owner in owners for p in owner.rounded.values()})
-        self.is_empty = not (self.spans or self._rounded)
-        devices = [*(span.theta.device for span in self.spans), *(p.device for p in self._rounded)]
-        self.device = next(iter(devices), torch.device("cpu"))
-        self.perturbed: list[tuple[Span, Sequence[Tensor]]] = []
-        self.rounded: list[tuple[nn.Parameter, Tensor]] = []
-        self._made_for: tuple[Any, ...] = ()
-        self._calls: Calls = {}
-
-    def size(self, num_signs: int) -> int:
-        """Return the number of elements of all copies."""
-        return num_signs * sum(span.numel for span in self.spans) + sum(p.numel() for p in self._rounded)
-
-    def calls(self, buffer: Tensor, num_signs: int, call_of: "Callable[[Owner, Copies], Callable[..., Any]]") -> Calls:
-        """Return what runs each module with its copies in `buffer`: `call_of` says how, and is asked once per buffer.
-
-        A copy is [signs, ...]; one without a perturbation is the same memory for both.
-        """
-        if self._made_for and self._made_for[0] is buffer and self._made_for[1:] == (num_signs, call_of):
-            return self._calls
-        begin, tensors, copied = 0, dict[str, Tensor](), dict[nn.Parameter, Tensor]()
-        self.perturbed, self.rounded = [], []
-        for span in self.spans:
-            outs = buffer[begin : begin + num_signs * span.numel].view(num_signs, span.numel)
-            begin += num_signs * span.numel
-            self.perturbed.append((span, outs.unbind()))
-            for p in span.pieces:
-                tensors[p.name] = outs[:, p.offset : p.offset + p.numel].view(num_signs, *p.shape)
-        for parameter in self._rounded:
-            out = buffer[begin : begin + parameter.numel()].view(parameter.shape)
-            begin += parameter.numel()
-            self.rounded.append((parameter, out))
-            copied[parameter] = out.expand(num_signs, *out.shape)
-        self._calls = {}
-        for owner in self._owners:
-            copies = {key: tensors[name] for key, name in owner.perturbed.items()}
-            copies |= {key: copied[p] for key, p in owner.rounded.items()}
-            self._calls[owner.module] = call_of(owner, copies) if copies else owner.forward
-        self._made_for = buffer, num_signs, call_of
-        return self._calls
 
 
 def swap_params(
@@ -237,57 +124,10 @@ def _affine_is_apart(width: int) -> bool:
     return torch.equal(whole, torch.addcmul(bias[0], F.layer_norm(x, (width,)), weight[0]))
 
 
-# --- population members, for the many forwards of a generation ---
+def is_plain_embedding(module: nn.Module) -> bool:
+    """Return whether a module looks up rows and no more.
 
-
-class MemberWeights:
-    """Second copies of the named tensors, for `count` members; the memory is used again for the next members.
-
-    Attributes:
-        tensors: name -> its copies, [members, ...].
+    A subclass's own forward may scale them, or find positions; with `max_norm` rows are scaled first.
     """
-
-    def __init__(self, params: Params, names: Iterable[str], dtype: torch.dtype, count: int) -> None:
-        self.names, self.dtype, self.count, self._params = list(names), dtype, count, params
-        self._outs = [
-            (span, span.theta.new_empty((count, span.numel), dtype=dtype)) for span in params.spans(self.names)
-        ]
-        self.tensors: dict[str, Tensor] = {
-            piece.name: out[:, piece.offset : piece.offset + piece.numel].view(count, *piece.shape)
-            for span, out in self._outs
-            for piece in span.pieces
-        }
-
-    def write(self, member: int, direction: Direction | None, c: float) -> None:
-        """Write a member's theta + c z, or theta where there is no direction, rounded to the dtype of the copies."""
-        for span, outs in self._outs:
-            if direction is None:
-                outs[member].copy_(span.theta)
-            else:
-                self._params.noise.perturb(direction, span, c, outs[member])
-
-
-class MemberRows:
-    """Which rows of the batch that is running are of which of `count` members."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self._rows = count, 0
-        self._places: Tensor | None = None  # of the rows, where members do not have the same number of them
-
-    def set(self, members: Sequence[int], device: torch.device) -> None:
-        """Let the rows of the next batches be of these members, in ascending order."""
-        sizes = [members.count(member) for member in range(self.count)]
-        self._rows, width, self._places = len(members), max(sizes), None
-        if min(sizes) < width:
-            places = [member * width + row for member, size in enumerate(sizes) for row in range(size)]
-            self._places = torch.tensor(places).to(device)
-        self._padded = self.count * width
-
-    def linear(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Multiply each row by its member's matrix: [members, out, in], [rows, ..., in] -> [rows, ..., out]."""
-        flat = x.reshape(self._rows, -1, x.shape[-1])
-        if self._places is not None:
-            flat = flat.new_zeros(self._padded, *flat.shape[1:]).index_copy_(0, self._places, flat)
-        product = torch.bmm(flat.reshape(self.count, -1, x.shape[-1]), weights.mT).view(*flat.shape[:2], -1)
-        product = product if self._places is None else product[self._places]
-        return product.view(*x.shape[:-1], -1)
+    plain = isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
+    return plain and module.max_norm is None

@@ -3,10 +3,10 @@
 Jobs on this machine are forked from a process that has imported what they need. Hydra's launchers start a command each.
 """
 
-import importlib
 import logging
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -34,7 +34,6 @@ from mezo_cli.sweep.plan import SweepPlan
 log = logging.getLogger("mezo")
 
 THREADS, GPUS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
-PRELOADED, PROGRAM = "mezo_cli.commands.preload", "mezo_cli.__main__"  # which are above this package
 LAUNCHED = "mezo_job"  # the key whose values are the numbers of the jobs that a launcher starts
 
 
@@ -82,11 +81,12 @@ class Workers:
         at_once: how many run at a time. Each has its share of the cores and of the visible GPUs.
         cwd: their working directory.
         shown: whether what they print is shown.
+        preloaded: the module that the process imports from which they are forked.
     """
 
-    def __init__(self, at_once: int, cwd: str, shown: bool) -> None:
+    def __init__(self, at_once: int, cwd: str, shown: bool, preloaded: str) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([PRELOADED])
+        self._context.set_forkserver_preload([preloaded])
         self._cwd, self._shown = cwd, shown
         threads = {THREADS: str(max(1, len(os.sched_getaffinity(0)) // at_once))}
         self._variables = {} if at_once == 1 or THREADS in os.environ else threads
@@ -180,7 +180,7 @@ def _run(words: list[str], variables: dict[str, str], cwd: str, shown: bool) -> 
         discard_output(sys.stdout)
         discard_output(sys.stderr)
     sys.argv = ["mezo", *words]
-    importlib.import_module(PROGRAM).main()
+    runpy.run_module("mezo_cli", run_name="__main__")
 
 
 def _end_with_parent() -> None:

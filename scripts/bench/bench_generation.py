@@ -28,10 +28,12 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mezo_cli.models.decoding import Decoder, Sampling
-from mezo_cli.perturb.forward import Perturbation, PerturbedForward
+from mezo_cli.objectives.decoding import Decoder, Sampling
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.members import Population
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.plan import Perturbation
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -52,12 +54,12 @@ def new_model(shape: str) -> Any:
     return model
 
 
-def patched(model: Any, shape: str) -> tuple[PerturbedForward, Decoder]:
-    """Return a model's forwards, and what completes prompts with it."""
+def patched(model: Any, shape: str) -> tuple[PerturbedForward, Population, Decoder]:
+    """Return a model's forwards, its members, and what completes prompts with it."""
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
     forward.select_reachable(lambda: model(torch.zeros(1, 2, dtype=torch.long)).logits)
     words = models.WordLevel({f" w{i}": i for i in range(SHAPES[shape]["vocab_size"])}, unk_token=" w0")
-    return forward, Decoder(model, PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)))
+    return forward, Population(forward), Decoder(model, PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)))
 
 
 def make_prompts(args: argparse.Namespace) -> list[list[int]]:
@@ -70,7 +72,7 @@ def make_prompts(args: argparse.Namespace) -> list[list[int]]:
 def make_works(args: argparse.Namespace, shape: str) -> dict[str, Work]:
     """Return what is timed: completions by transformers and ours, a member's weights, a replay step."""
     stock, model = new_model(shape), new_model(shape)
-    forward, decoder = patched(model, shape)
+    forward, population, decoder = patched(model, shape)
     prompts, most = make_prompts(args), args.prompts[1]
     sampling = Sampling(args.new, args.temperature, (), False)
     options: dict[str, Any] = {"max_new_tokens": args.new, "do_sample": args.temperature > 0}
@@ -80,7 +82,7 @@ def make_works(args: argparse.Namespace, shape: str) -> dict[str, Work]:
         options |= {"temperature": args.temperature, "top_k": 0}
 
     def member(work: Work) -> float:
-        with forward.perturbed(Direction(1, 0), 1e-3, (1,)), forward.materialized():
+        with forward.perturbed(Direction(1, 0), 1e-3, (1,)), population.materialized():
             return timed(work)
 
     return {
@@ -95,18 +97,18 @@ def make_member_works(args: argparse.Namespace, shape: str, count: int) -> dict[
     """Return what is timed: the completions of the members of a LoRA one after the other, and in one batch."""
     model = new_model(shape).requires_grad_(False)
     settings = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
-    forward, decoder = patched(peft.inject_adapter_in_model(settings, model), shape)
+    forward, population, decoder = patched(peft.inject_adapter_in_model(settings, model), shape)
     prompts, keys = make_prompts(args), [(row, 0) for row in range(args.rows)]
     sampling = Sampling(args.new, args.temperature, (), False)
     members = [Perturbation(Direction(1, 0, i), 1e-3, (1,)) for i in range(count)]
 
     def one() -> None:
         for member in members:
-            with forward.perturbed(*member), forward.materialized():
+            with forward.perturbed(*member), population.materialized():
                 decoder.complete(prompts, keys, sampling)
 
     def together() -> None:
-        with forward.materialized(members) as rows:
+        with population.materialized(members) as rows:
             decoder.complete(prompts, keys, sampling, rows)
 
     return {"one": one, "together": together if count > 1 else one}

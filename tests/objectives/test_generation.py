@@ -9,8 +9,8 @@ import pytest
 
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import generation
-from mezo_cli.perturb import forward
-from mezo_cli.perturb.functional import MemberRows
+from mezo_cli.perturb import members
+from mezo_cli.perturb.members import MemberRows
 from mezo_cli.runs import Run
 from tests.command_line import mezo
 from tests.interruption import interrupt_and_resume, last_weights
@@ -79,15 +79,15 @@ def test_members_of_a_lora_share_batches_and_keep_their_losses(
     more += {"mezo": DRAWN, "es": ["optimizer.members=6", "optimizer.antithetic=true"], "fzoo": []}[optimizer]
     lines, shared = [], []
     batches = mock.Mock(wraps=MemberRows)
-    monkeypatch.setattr(forward, "MemberRows", batches)
+    monkeypatch.setattr(members, "MemberRows", batches)
     for tokens in (generation.MEMBER_TOKENS, 0):
         monkeypatch.setattr(generation, "MEMBER_TOKENS", tokens)
         assert mezo("train", *DEMO, *more, f"hydra.run.dir={tmp_path / str(tokens)}").code == 0
         lines.append(figures(tmp_path / str(tokens)))
         shared.append([call.args[0] for call in batches.call_args_list])
         batches.reset_mock()
-    members = {"mezo": 2, "es": 6, "fzoo": 9}[optimizer]  # FZOO's baseline is one of them
-    assert shared == [[members] * 4, []]
+    count = {"mezo": 2, "es": 6, "fzoo": 9}[optimizer]  # FZOO's baseline is one of them
+    assert shared == [[count] * 4, []]
     assert lines[0] == lines[1]  # the texts are the same
     assert any(line["reward_std"] for line in lines[0] if line["kind"] == "train")
 
@@ -95,7 +95,7 @@ def test_members_of_a_lora_share_batches_and_keep_their_losses(
 def test_a_batch_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = ["peft=lora", "optimizer=es", "optimizer.members=6", "steps=1", "eval_every=4"]
     batches = mock.Mock(wraps=MemberRows)
-    monkeypatch.setattr(forward, "MemberRows", batches)
+    monkeypatch.setattr(members, "MemberRows", batches)
     monkeypatch.setattr(generation, "MEMBER_TOKENS", 4 * 6 * 14)  # 4 members of 6 rows: 8 tokens, 6 new ones
     assert mezo("train", *DEMO, *more, f"hydra.run.dir={tmp_path / 'run'}").code == 0
     assert [call.args[0] for call in batches.call_args_list] == [4, 2]

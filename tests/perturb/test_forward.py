@@ -116,7 +116,7 @@ def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtyp
     ours.forward.select_reachable(lambda: ours.objective.logits(batch))
     found, calls = [], []
     for elements in (0, 1 << 25):
-        ours.forward.layer_elements = elements
+        ours.forward.patches.layer_elements = elements
         with mock.patch.object(ours.params.noise, "perturb", wraps=ours.params.noise.perturb) as perturb:
             for pairs in (True, False):
                 with ours.forward.perturbed(Z, 0.05):
@@ -127,7 +127,7 @@ def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtyp
     assert torch.equal(found[1], found[3])
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     assert calls[1] < calls[0] / 2
-    ours.forward.layer_elements = 100  # fewer than a layer has: its modules are perturbed one by one
+    ours.forward.patches.layer_elements = 100  # fewer than a layer has: its modules are perturbed one by one
     with ours.forward.perturbed(Z, 0.05):
         assert torch.equal(ours.objective.logits(batch), found[0])
 

@@ -11,10 +11,12 @@ import torch
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.models import CAUSAL_LM, load, load_tokenizer
-from mezo_cli.models.decoding import Decoder, Sampling
-from mezo_cli.perturb.forward import Perturbation, PerturbedForward
+from mezo_cli.objectives.decoding import Decoder, Sampling
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.members import Population
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.plan import Perturbation
 from tests import tiny
 from tests.optim.test_mezo import build_config
 from tests.perturb.test_forward import ReadsOutside
@@ -48,18 +50,19 @@ def test_logits_have_the_bits_of_patched_forwards(peft: str, theta: str, compute
     if peft == "bias" and "llama" in folder.name:
         pytest.skip("Llama has no biases")
     model, forward = patched(folder, peft, theta, compute)
+    population = Population(forward)
     before = {name: p.clone() for name, p in forward.params.tensors.items()}
     memory = {name: p.data_ptr() for name, p in model.named_parameters()}
     with torch.no_grad():
         for sign in (1, -1):
             with forward.perturbed(Z, 0.05, (sign,)):
                 expected = model(IDS).logits
-                with forward.materialized():
+                with population.materialized():
                     logits = model(IDS).logits
                 assert torch.equal(model(IDS).logits, expected)
             assert torch.equal(logits, expected)
             assert logits.dtype == expected.dtype == getattr(torch, compute)
-        with forward.materialized():
+        with population.materialized():
             at_theta = model(IDS).logits
         assert torch.equal(at_theta, model(IDS).logits)
         assert not torch.equal(at_theta, expected)
@@ -73,6 +76,7 @@ def test_logits_have_the_bits_of_patched_forwards(peft: str, theta: str, compute
 def test_members_of_a_lora_that_share_a_batch_say_what_each_says_alone(temperature: float, folder: Path) -> None:
     """Prompts of two lengths and samples, and an end token that leaves members with different numbers of rows."""
     model, forward = patched(folder, "lora")
+    population = Population(forward)
     prompts = [[5, 17, 33, 21], [5, 17, 33, 21], [9, 8, 7, 6], [40, 41], [12] * 60]
     keys = [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]
     sampling = Sampling(12, temperature, (), False, seed=7)
@@ -81,7 +85,7 @@ def test_members_of_a_lora_that_share_a_batch_say_what_each_says_alone(temperatu
     decoder = Decoder(model, tokenizer)
 
     def complete(member: Perturbation | None) -> list[list[int]]:
-        with nullcontext() if member is None else forward.perturbed(*member), forward.materialized():
+        with nullcontext() if member is None else forward.perturbed(*member), population.materialized():
             return [c.ids for c in decoder.complete(prompts, keys, sampling)]
 
     free = [complete(member) for member in members]
@@ -91,8 +95,8 @@ def test_members_of_a_lora_that_share_a_batch_say_what_each_says_alone(temperatu
     assert len({len(ids) for of_member in apart for ids in of_member}) > 1
     assert apart[0] != apart[1] != apart[2] != apart[0]
     expected = model(IDS).logits
-    assert forward.supports_members
-    with forward.materialized(members) as rows:
+    assert population.can_share_batches
+    with population.materialized(members) as rows:
         together = [c.ids for c in decoder.complete(prompts, keys, sampling, rows)]
         assert rows is not None
         rows.set([0, 1, 1], torch.device("cpu"))
@@ -105,18 +109,20 @@ def test_members_of_a_lora_that_share_a_batch_say_what_each_says_alone(temperatu
 
 
 def test_members_share_a_batch_only_where_matrices_alone_are_trained(folder: Path) -> None:
-    supported = {peft: patched(folder, peft)[1].supports_members for peft in ("none", "lora", "prefix", "head")}
+    forwards = {peft: patched(folder, peft)[1] for peft in ("none", "lora", "prefix", "head")}
+    supported = {peft: Population(forward).can_share_batches for peft, forward in forwards.items()}
     assert supported == {"none": False, "lora": True, "prefix": False, "head": True}
 
 
 def test_theta_and_the_patches_are_back_after_an_error(folder: Path) -> None:
     model, forward = patched(folder)
+    population = Population(forward)
     memory = {name: p.data_ptr() for name, p in model.named_parameters()}
     expected = model(IDS).logits
     with forward.perturbed(Z, 0.05, (1,)):
-        with pytest.raises(ValueError, match="stopped"), forward.materialized():
+        with pytest.raises(ValueError, match="stopped"), population.materialized():
             raise ValueError("stopped")
-        with pytest.raises(IndexError), forward.materialized():
+        with pytest.raises(IndexError), population.materialized():
             model(torch.tensor([[10**6]]))
         perturbed = model(IDS).logits
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == memory
@@ -126,12 +132,13 @@ def test_theta_and_the_patches_are_back_after_an_error(folder: Path) -> None:
 
 def test_a_member_is_made_once_in_memory_that_the_next_one_uses(folder: Path) -> None:
     model, forward = patched(folder)
+    population = Population(forward)
     addresses = set()
     with mock.patch.object(forward.params.noise, "perturb", wraps=forward.params.noise.perturb) as perturb:
         for member in range(3):
             with forward.perturbed(Direction(1, 0, member), 0.1, (1,)):
                 for _ in range(2):  # two batches of one step
-                    with forward.materialized():
+                    with population.materialized():
                         model(IDS)
                         addresses.add(model.get_input_embeddings().weight.data_ptr())
     assert perturb.call_count == 3 * len(forward.params.spans(forward.params.tensors))
@@ -140,9 +147,10 @@ def test_a_member_is_made_once_in_memory_that_the_next_one_uses(folder: Path) ->
 
 def test_what_cannot_be_materialized_is_refused(folder: Path) -> None:
     _, forward = patched(folder)
-    with forward.perturbed(Z, 0.05), pytest.raises(ValueError, match="one sign"), forward.materialized():
+    population = Population(forward)
+    with forward.perturbed(Z, 0.05), pytest.raises(ValueError, match="one sign"), population.materialized():
         pass
-    with forward.materialized(), pytest.raises(RuntimeError, match="goes around"), forward.perturbed(Z, 0.05, (1,)):
+    with population.materialized(), pytest.raises(RuntimeError, match="goes around"), forward.perturbed(Z, 0.05, (1,)):
         pass
 
 
@@ -150,9 +158,10 @@ def test_weights_that_are_read_outside_their_module_are_those_of_the_member() ->
     torch.manual_seed(1)
     model, x = ReadsOutside(), torch.randn(2, 4)
     forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+    population = Population(forward)
     forward.select_reachable(lambda: model(x))
     with forward.perturbed(Z, 0.5, (1,)):
         expected = model(x)
-        with forward.materialized():
+        with population.materialized():
             assert torch.equal(model(x), expected)
     assert not torch.equal(model(x), expected)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from mezo_cli.errors import UserError
-from mezo_cli.perturb.functional import MemberRows
+from mezo_cli.perturb.members import MemberRows
 from mezo_cli.perturb.noise.philox import philox, stream_key
 
 # A prompt is padded to at most this many times its length, plus some tokens. On a CPU a batch by itself for each length
@@ -93,7 +93,7 @@ class Decoder:
             prompts: token ids, at least one each. Prompts of similar lengths go through the model together.
             keys: (row, sample) of each prompt. With a temperature its random numbers are a function of the seed, the
                 step, this key, the token's position in the completion and the word of the vocabulary.
-            members: whose weights are active, as `PerturbedForward.materialized` gave them; None: one weight set.
+            members: whose weights are active, as `Population.materialized` gave them; None: one weight set.
 
         Returns:
             One completion per prompt; with members those of the first member first.

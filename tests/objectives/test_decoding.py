@@ -14,7 +14,7 @@ from tokenizers import decoders
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mezo_cli.errors import UserError
-from mezo_cli.models.decoding import CompletionText, Decoder, Sampling, length_classes
+from mezo_cli.objectives.decoding import CompletionText, Decoder, Sampling, length_classes
 from tests import tiny
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, stop=(), keep_stop=False)

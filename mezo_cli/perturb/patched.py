@@ -1,0 +1,266 @@
+"""How each module of a model runs: decided when it first does, for what forwards see, and bound.
+
+A module that owns parameters gets a patched forward: its original one where it sees no copies of them, else a `Plan`,
+which writes the perturbed and the rounded copies to a scratch buffer just before they are used; an embedding looks up
+perturbed rows. The modules of a small layer have copies that are written together.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.perturb.functional import is_plain_embedding, swap_params
+from mezo_cli.perturb.params import SEGMENT
+from mezo_cli.perturb.plan import (
+    BOTH,
+    MODES,
+    NOTED,
+    ONE_SIGN,
+    PAIRED,
+    THETA,
+    Owner,
+    Plan,
+    ScratchBuffer,
+    Way,
+    run_linear,
+)
+from mezo_cli.perturb.reach import own_parameters
+
+if TYPE_CHECKING:
+    from mezo_cli.perturb.forward import PerturbedForward
+
+# The most elements of a layer whose modules are perturbed together, before it runs. On a CPU so few that the layer and
+# its copies for both signs are in L2 (384 KiB); each module of a larger one is perturbed alone, and read while cached.
+LAYER_ELEMENTS = {"cpu": 1 << 15}
+LAYER_ELEMENTS_ELSEWHERE = SEGMENT
+
+
+class PatchedForward:
+    """A module's patched forward.
+
+    A copy of the module (copy.deepcopy, torch.save) gets the original forward, bound to the copy: it is no part of
+    the model that is trained, and reads its own weights.
+
+    Attributes:
+        ways: what runs the module, by what forwards see (`THETA`, ...).
+    """
+
+    def __init__(self, module: nn.Module, forward: "PerturbedForward", decide: Callable[..., Way]) -> None:
+        self.module, self.__wrapped__ = module, module.forward  # its signature is what transformers looks at
+        self._forward, self._decide = forward, decide
+        self._of_dtype: dict[torch.dtype, list[Way]] = {}
+        self.reset()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return self.ways[self._forward.mode](*args, **kwargs)
+
+    def reset(self) -> None:
+        """Decide all ways anew."""
+        self._of_dtype.clear()
+        self.use(self._forward.compute_dtype)
+
+    def use(self, dtype: torch.dtype) -> None:
+        """Run the module the ways that have been decided for a compute dtype, or will be."""
+        if dtype not in self._of_dtype:
+            self._of_dtype[dtype] = [partial(self._first, mode) for mode in MODES]
+        self.ways = self._of_dtype[dtype]
+
+    def _first(self, mode: int, *args: Any, **kwargs: Any) -> Any:
+        self.ways[mode] = way = self._decide(self, mode)
+        return way(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        return copy.deepcopy(self.__wrapped__, memo)
+
+    def __reduce__(self) -> Any:
+        return _identity, (self.__wrapped__,)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+class Patches:
+    """The patched forwards of a model's modules, and how each module runs.
+
+    Attributes:
+        modules: module -> its patched forward, of those that own parameters.
+        layers: those of the entries of ModuleLists: a second one, where a layer has parameters of its own.
+        layer_elements: the most elements of a layer whose modules are perturbed together.
+    """
+
+    def __init__(self, forward: "PerturbedForward", model: nn.Module, rounds: bool) -> None:
+        device = next(model.parameters()).device.type
+        self.layer_elements = LAYER_ELEMENTS.get(device, LAYER_ELEMENTS_ELSEWHERE)
+        self._forward, self._rounds, self._scratch = forward, rounds, ScratchBuffer()
+        self._decided_for: tuple[Any, ...] = ()
+        self.modules: dict[nn.Module, PatchedForward] = {}
+        for module in model.modules():
+            if any(True for _ in module.parameters(recurse=False)):
+                way = self._embedding_way if is_plain_embedding(module) else self._module_way
+                self.modules[module] = module.forward = PatchedForward(module, forward, way)
+        self.layers: list[PatchedForward] = []
+        for layers in model.modules():
+            for layer in layers if isinstance(layers, nn.ModuleList) else ():
+                layer.forward = PatchedForward(layer, forward, self._layer_way)
+                self.layers.append(layer.forward)
+
+    def reset(self) -> None:
+        """Decide anew how each module runs."""
+        for patched in (*self.modules.values(), *self.layers):
+            patched.reset()
+
+    def use(self, dtype: torch.dtype) -> None:
+        """Let the modules run in a compute dtype."""
+        for patched in (*self.modules.values(), *self.layers):
+            patched.use(dtype)
+
+    def follow(self) -> None:
+        """Decide anew how each module runs, if what is perturbed, or how, is no longer what it was."""
+        forward = self._forward
+        has_factors = forward.params.noise.has_factors
+        decided_for = id(forward.params.tensors), has_factors, forward.uses_factors, self.layer_elements
+        if self._decided_for != decided_for:
+            self._decided_for = decided_for
+            self.reset()
+
+    def is_perturbed(self, p: Tensor) -> bool:
+        """Whether patched forwards see this parameter perturbed where they see z."""
+        name = self._forward.reach.names[id(p)]
+        return name in self._forward.params.tensors and name not in self._forward.reach.outside
+
+    def is_rounded(self, p: Tensor) -> bool:
+        """Whether patched forwards see this parameter in another dtype than it is stored in."""
+        return self._rounds and p.dtype != self._forward.compute_dtype
+
+    def _owner(self, module: nn.Module, mode: int) -> Owner:
+        own, of = own_parameters(module), self._forward.reach.names
+        names = {key: of[id(p)] for key, p in own.items() if mode != THETA and self.is_perturbed(p)}
+        rounded = {key: p for key, p in own.items() if key not in names and self.is_rounded(p)}
+        return Owner(module, self.modules[module].__wrapped__, names, rounded)
+
+    def _module_way(self, patched: PatchedForward, mode: int) -> Way:
+        """Run a module on copies of its parameters in the scratch buffer, if it sees any."""
+        if mode == NOTED:
+            return self._noting(patched, self._module_way)
+        owner = self._owner(patched.module, mode)
+        if not owner.perturbed and not owner.rounded:
+            return owner.forward
+        if mode == BOTH and owner.perturbed:
+            return _refuse
+        run = Plan(self._forward, self._scratch, [owner], 2 if mode == PAIRED else 1).run
+        if mode != THETA and isinstance(patched.module, nn.Linear) and self._has_factors(patched.module):
+            return partial(self._factored_linear, patched.module, run)
+        return partial(self._at_theta, owner, run) if mode == THETA else run
+
+    def _at_theta(self, owner: Owner, run: Way, *args: Any, **kwargs: Any) -> Any:
+        """Run a module on rounded parameters, under autograd as part of the graph."""
+        if not torch.is_grad_enabled():
+            return run(*args, **kwargs)
+        rounded = {key: p.to(self._forward.compute_dtype) for key, p in owner.rounded.items()}
+        return swap_params(owner.module, rounded, owner.forward, *args, **kwargs)
+
+    def _noting(self, patched: PatchedForward, way_of: Callable[[PatchedForward, int], Way]) -> Way:
+        reach = self._forward.reach
+        names = [reach.names[id(p)] for p in own_parameters(patched.module).values() if p.requires_grad]
+        run = way_of(patched, THETA)
+
+        def note(*args: Any, **kwargs: Any) -> Any:
+            reach.read.update(names)
+            return run(*args, **kwargs)
+
+        return note
+
+    def _embedding_way(self, patched: PatchedForward, mode: int) -> Way:
+        """Run an embedding; only the rows that the batch looks up are perturbed, or rounded."""
+        if mode == NOTED:
+            return self._noting(patched, self._embedding_way)
+        weight, look_up, dtype = (
+            patched.module.get_parameter("weight"),
+            patched.__wrapped__,
+            self._forward.compute_dtype,
+        )
+        if mode != THETA and self.is_perturbed(weight):
+            return _refuse if mode == BOTH else partial(self._perturbed_rows, weight, mode == PAIRED)
+        dtype = self._forward.compute_dtype
+        return (lambda input: look_up(input).to(dtype)) if self.is_rounded(weight) else look_up
+
+    def _perturbed_rows(self, weight: Tensor, paired: bool, input: Tensor) -> Tensor:
+        # z is drawn for a row per id, again for an id that repeats: to find the distinct ones, the host would wait for
+        # the device, and the ids would decide how many rows there are. A table with fewer rows is drawn whole.
+        ids = input.chunk(2)[0] if paired else input  # both signs look up the same rows
+        if len(weight) > ids.numel():
+            rows = self._forward.perturbed_weight(weight, ids.flatten()).unflatten(-2, ids.shape)
+        else:
+            table = self._forward.perturbed_weight(weight)
+            rows = table[:, ids] if paired else table[ids]
+        return rows.flatten(0, 1) if paired else rows
+
+    def _layer_way(self, patched: PatchedForward, mode: int) -> Way:
+        """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
+        run, inside = patched.__wrapped__, set(patched.module.modules())
+        if mode not in (ONE_SIGN, PAIRED) or not self.layer_elements:
+            return run
+        of_modules = {m: one for m, one in self.modules.items() if m in inside and not is_plain_embedding(m)}
+        owners = [owner for owner in (self._owner(module, mode) for module in of_modules) if not owner.rounded]
+        has_factors = any(isinstance(module, nn.Linear) and self._has_factors(module) for module in of_modules)
+        if has_factors or not any(owner.perturbed for owner in owners):
+            return run
+        # A layer inside this one has no copies of its own, then.
+        layers = [one for one in self.layers if one.module in inside and one is not patched]
+        of_layers = [Owner(one.module, one.__wrapped__, {}, {}) for one in layers]
+        plan = Plan(self._forward, self._scratch, [*owners, *of_layers], 2 if mode == PAIRED else 1)
+        if sum(span.numel for span in plan.spans) > self.layer_elements:
+            return run
+        ways = [of_modules[owner.module].ways for owner in owners]
+        ways += [one.ways for one in layers]
+        return partial(self._run_layer, plan, ways, mode, run)
+
+    def _run_layer(self, plan: Plan, ways: list[list[Way]], mode: int, run: Way, *args: Any, **kwargs: Any) -> Any:
+        before, own = self._scratch.used, [of_module[mode] for of_module in ways]
+        try:
+            plan.write()
+            for of_module, call in zip(ways, plan.calls, strict=True):
+                of_module[mode] = call
+            return run(*args, **kwargs)
+        finally:
+            for of_module, way in zip(ways, own, strict=True):
+                of_module[mode] = way
+            self._scratch.used = before
+
+    def _has_factors(self, module: nn.Linear) -> bool:
+        """Whether a linear layer computes with the factors of z: in float32, where no weight is rounded."""
+        forward, noise = self._forward, self._forward.params.noise
+        if not (forward.uses_factors and type(module) is nn.Linear and forward.compute_dtype == torch.float32):
+            return False
+        return noise.has_factors and forward.params.dtype == torch.float32 and self.is_perturbed(module.weight)
+
+    def _factored_linear(self, module: nn.Linear, run: Way, input: Tensor) -> Tensor:
+        """Return x (W + c U V^T)^T + bias as x W^T + c (x V) U^T + bias: U V^T is not computed.
+
+        `run` is the way of a matrix that is too small to have factors.
+        """
+        forward, weight = self._forward, module.weight
+        noise, perturbation = forward.params.noise, forward.perturbation
+        assert perturbation is not None
+        direction, eps, signs = perturbation
+        factors = noise.factors(direction, forward.reach.names[id(weight)], weight.shape, weight.device)
+        if factors is None:
+            return cast("Tensor", run(input))
+        biases: list[dict[str, Tensor]] = [{}] * len(signs)
+        if module.bias is not None:
+            biases = [{"bias": bias} for bias in forward.perturbed_weight(module.bias).view(-1, module.out_features)]
+        out = run_linear(module, biases, input)
+        for sign, half, target in zip(signs, input.chunk(len(signs)), out.chunk(len(signs)), strict=True):
+            x, into = half.reshape(-1, module.in_features), target.view(-1, module.out_features)
+            into.addmm_(x @ factors.right, factors.left.t(), alpha=sign * eps)
+        return out
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("a forward with both signs goes through `forward_per_sign` or `paired_forward`")

@@ -1,0 +1,187 @@
+"""The copies of the parameters of modules that are written together, and what runs each module with them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mezo_cli.perturb.functional import PairedLinear, layer_norm_per_sign, linear_per_sign, split_signs, swap_params
+from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.noise.spans import Span
+
+if TYPE_CHECKING:
+    from mezo_cli.perturb.forward import PerturbedForward
+
+CACHE_LINE = 64  # bytes
+
+# What forwards see: theta; theta + eps z of one sign; of both signs, in one forward or (refused) in none; theta, and
+# which tensors are read is noted. Each is the place of a module's way in `PatchedForward.ways`.
+MODES = THETA, ONE_SIGN, PAIRED, BOTH, NOTED = range(5)
+
+Way = Callable[..., Any]  # what runs a module
+Copies = dict[str, Tensor]  # attribute of a module -> as each sign sees it, [signs, ...]
+
+
+class Perturbation(NamedTuple):
+    """What forwards see instead of theta: theta + sign eps z for each of the signs."""
+
+    direction: Direction
+    eps: float
+    signs: tuple[int, ...]  # (1, -1), the antithetic pair, or one of them
+
+    @property
+    def coefficient(self) -> float:
+        """Factor of z for the first sign."""
+        return self.signs[0] * self.eps
+
+
+class Owner(NamedTuple):
+    """A module, and which of its parameters its forward sees copies of.
+
+    Args:
+        module: the module.
+        forward: its original forward.
+        perturbed: attribute of the module -> name of the tensor, of those that are perturbed.
+        rounded: attribute -> parameter, of the others whose dtype is not the compute dtype.
+    """
+
+    module: nn.Module
+    forward: Way
+    perturbed: Mapping[str, str]
+    rounded: Mapping[str, nn.Parameter]
+
+
+class ScratchBuffer:
+    """One buffer for perturbed weights, as large as the largest module needs: modules run one after another.
+
+    Attributes:
+        memory: the buffer, in bytes. Views into the one before stay valid: they hold its storage.
+        used: bytes; for more than one module where a module with parameters calls another.
+    """
+
+    def __init__(self) -> None:
+        self.memory, self.used = torch.empty(0, dtype=torch.uint8), 0
+
+    def take(self, size: int, device: torch.device) -> int:
+        """Let this many bytes more be used; return where they begin."""
+        start = self.used
+        self.used += -(-size // CACHE_LINE) * CACHE_LINE
+        if self.memory.numel() < self.used or self.memory.device != device:
+            self.memory = torch.empty(self.used, dtype=torch.uint8, device=device)
+        return start
+
+
+class Plan:
+    """The perturbed and the rounded copies of the parameters of modules that are written together, made once.
+
+    A copy is [signs, ...]; one without a perturbation is the same memory for both.
+
+    Args:
+        forward: what forwards see now.
+        scratch: where the copies are.
+        owners: one module, or the modules of a layer.
+        signs: how many signs a forward computes.
+
+    Attributes:
+        spans: of the tensors that are perturbed.
+        calls: what runs each module with its copies, from the first `write` on.
+    """
+
+    def __init__(
+        self, forward: "PerturbedForward", scratch: ScratchBuffer, owners: Sequence[Owner], signs: int
+    ) -> None:
+        self._forward, self._scratch, self._owners = forward, scratch, owners
+        self.spans = forward.params.spans(name for owner in owners for name in owner.perturbed.values())
+        rounded = {p for owner in owners for p in owner.rounded.values()}
+        self._dtype, self._signs = forward.compute_dtype, signs if self.spans else 1
+        elements = self._signs * sum(span.numel for span in self.spans) + sum(p.numel() for p in rounded)
+        self._bytes = elements * self._dtype.itemsize
+        self._device = next(iter([*(span.theta.device for span in self.spans), *(p.device for p in rounded)]))
+        self._place: tuple[Tensor, int] | None = None  # of the copies: a buffer, and where they begin
+        self._perturbed: list[tuple[Span, Sequence[Tensor]]] = []  # outputs of each sign
+        self._rounded: list[tuple[nn.Parameter, Tensor]] = [(p, p) for p in rounded]
+        self.calls: list[Way] = []
+
+    def write(self) -> None:
+        """Write the copies as each sign sees them."""
+        start, place = self._scratch.take(self._bytes, self._device), self._place
+        if place is None or place[0] is not self._scratch.memory or place[1] != start:
+            self._lay_out(start)
+        for span, outs in self._perturbed:
+            perturbation = self._forward.perturbation
+            assert perturbation is not None
+            self._forward.params.noise.perturb(perturbation.direction, span, perturbation.coefficient, *outs)
+        for p, out in self._rounded:
+            out.copy_(p.data)
+
+    def _lay_out(self, start: int) -> None:
+        """Place the copies in the scratch buffer."""
+        self._place, signs = (self._scratch.memory, start), self._signs
+        buffer, begin = self._scratch.memory[start : start + self._bytes].view(self._dtype), 0
+        tensors, copied = dict[str, Tensor](), dict[nn.Parameter, Tensor]()
+        self._perturbed = []
+        for span in self.spans:
+            outs = buffer[begin : begin + signs * span.numel].view(signs, span.numel)
+            begin += signs * span.numel
+            self._perturbed.append((span, outs.unbind()))
+            for piece in span.pieces:
+                tensors[piece.name] = outs[:, piece.offset : piece.offset + piece.numel].view(signs, *piece.shape)
+        for i, (p, _) in enumerate(self._rounded):
+            out = buffer[begin : begin + p.numel()].view(p.shape)
+            begin += p.numel()
+            self._rounded[i], copied[p] = (p, out), out.expand(signs, *out.shape)
+        self.calls = []
+        for owner in self._owners:
+            copies = {key: tensors[name] for key, name in owner.perturbed.items()}
+            copies |= {key: copied[p] for key, p in owner.rounded.items()}
+            self.calls.append(_call_of(self._forward, owner, copies) if copies else owner.forward)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the one module of the plan."""
+        before = self._scratch.used
+        try:
+            self.write()
+            return self.calls[0](*args, **kwargs)
+        finally:
+            self._scratch.used = before
+
+
+def _call_of(forward: "PerturbedForward", owner: Owner, copies: Copies) -> Way:
+    """Return what runs a module with these copies; with two signs, on both halves of a paired batch."""
+    module, signs = owner.module, len(next(iter(copies.values())))
+    of_signs = [{key: copy[i] for key, copy in copies.items()} for i in range(signs)]
+    if signs == 1:
+        return partial(swap_params, module, of_signs[0], owner.forward)
+    if type(module) is nn.Linear:
+        if "weight" in copies and (module.bias is None or "bias" in copies):
+            return PairedLinear(copies["weight"], copies.get("bias"))
+        return partial(run_linear, module, of_signs)
+    if type(module) is nn.LayerNorm and copies.keys() == {"weight", "bias"}:
+        return partial(layer_norm_per_sign, module, copies["weight"].unsqueeze(1), copies["bias"].unsqueeze(1))
+    return partial(_run_halves, forward, owner, of_signs)
+
+
+def run_linear(module: nn.Linear, of_signs: Sequence[Mapping[str, Tensor]], input: Tensor) -> Tensor:
+    """Run a linear layer of which not all parameters have copies: its own, too, may be others at every call."""
+    pairs = [(copies.get("weight", module.weight).t(), copies.get("bias", module.bias)) for copies in of_signs]
+    out = linear_per_sign(pairs, input.reshape(len(pairs), -1, module.in_features))
+    return out.view(*input.shape[:-1], module.out_features)
+
+
+def _run_halves(
+    forward: "PerturbedForward", owner: Owner, of_signs: Sequence[Copies], *args: Any, **kwargs: Any
+) -> Any:
+    """Run a module on both halves of a paired batch, one after the other, each with its own weights."""
+    assert forward.perturbation is not None
+    before, outputs = forward.perturbation, []
+    try:
+        for index, sign in enumerate(before.signs):
+            half = [split_signs(value, index) for value in args]
+            named = {key: split_signs(value, index) for key, value in kwargs.items()}
+            forward.perturbation, forward.mode = before._replace(signs=(sign,)), ONE_SIGN  # for the modules inside
+            outputs.append(swap_params(owner.module, of_signs[index], owner.forward, *half, **named))
+    finally:
+        forward.perturbation, forward.mode = before, PAIRED
+    return torch.cat(outputs)
