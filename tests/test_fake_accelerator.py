@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.utils.backend_registration
 
-from mezo_cli.models.loading import STORAGE_DTYPES
+from mezo_cli.models.dtypes import DTYPES
 from mezo_cli.objectives import LOSSES, OBJECTIVES
 from mezo_cli.optim import OPTIMIZERS
 from tests.device_cases import CASES, check_case
@@ -60,7 +60,7 @@ def test_the_cases_have_every_value() -> None:
     assert values("objective", "") == set(OBJECTIVES.built_in) - {"generate"}
     assert values("optimizer", "") == set(OPTIMIZERS.built_in)
     assert values("peft", "none") == {path.stem for path in (ROOT / "conf" / "peft").glob("*.yaml")}
-    assert values("model.dtype", "float32") == set(STORAGE_DTYPES)
+    assert values("model.dtype", "float32") == set(DTYPES)
     # With one direction a wait per direction would not show.
     for several in ("optimizer.samples", "optimizer.members"):
         losses = {words.get("objective.loss", "cross_entropy") for words in chosen if int(words.get(several, 1)) > 1}

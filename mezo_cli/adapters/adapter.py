@@ -15,7 +15,8 @@ import torch
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import ModelConfig, PeftConfig
 from mezo_cli.errors import UserError, first_line
-from mezo_cli.models.loading import STORAGE_DTYPES, LoadedModel, untie
+from mezo_cli.models.dtypes import DTYPES
+from mezo_cli.models.loading import LoadedModel, untie
 from mezo_cli.models.quantized import describe, quantized_layers, row_factors
 from mezo_cli.models.stored_tensors import base_name, fingerprint, read_tensors
 
@@ -111,7 +112,7 @@ def attach(loaded: LoadedModel, config: PeftConfig, model: ModelConfig, seed: in
             module.cast_input_dtype_enabled = False
     for p in loaded.model.parameters():
         if p.requires_grad or not model.stream:  # a base that is read as it runs stays as it is in its files
-            p.data = p.data.to(STORAGE_DTYPES[model.dtype])  # peft makes new tensors in float32
+            p.data = p.data.to(DTYPES[model.dtype])  # peft makes new tensors in float32
     names = [name for name, _ in loaded.model.named_parameters()]
     loaded.fresh = [name for name in names if base_name(name) in loaded.fresh or base_name(name) not in before]
     loaded.adapter = Adapter(wrapped.eval(), base, describe(loaded.model))
@@ -134,7 +135,7 @@ def merge(loaded: LoadedModel, dtype: str) -> None:
         plain.weight, plain.bias = torch.nn.Parameter(weight), layer.bias
         model.set_submodule(path, plain)
     if layers or any("lora_A" in name for name, _ in model.named_parameters()):
-        model.to(STORAGE_DTYPES[dtype])
+        model.to(DTYPES[dtype])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")  # so it shall be
         loaded.model = loaded.adapter.peft.merge_and_unload()

@@ -67,7 +67,8 @@ def evaluate(
         result = _evaluate_split(config, name, opened, split, Console(quiet=True) if quiet else console)
     rows = len(result.values)
     if not result.is_finite:
-        raise UserError(f"{name}: its loss on {split} is not finite: the weights have diverged or are damaged")
+        why = f"the weights have diverged or are damaged{config.model.wider_range}"
+        raise UserError(f"{name}: its loss on {split} is not finite: {why}")
     if as_json:
         run = path if opened is None else opened.run.path
         which = {"run": str(run), "checkpoint": None if opened is None else opened.checkpoint, "split": split}

@@ -39,9 +39,9 @@ def execute(
             prepare()
         run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()
-        from mezo_cli.training import loop, rate  # they import torch
+        from mezo_cli.training import loop, precision, rate  # they import torch
 
-        before = 0.0
+        config, before = precision.with_compute_dtype(config, run), 0.0
         if config.optimizer.picks_rate:
             config, before = rate.with_chosen_rate(config, run)
         summary = loop.train(config, run, console, before)

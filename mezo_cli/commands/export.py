@@ -68,7 +68,7 @@ def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) 
     step = restore.find_step(config, opened.run, opened.checkpoint)
     with opened.load() as session:
         if session.loaded.adapter is not None and not as_adapter and method.merges:
-            merge(session.loaded, config.model.compute_dtype)
+            merge(session.loaded, config.model.computes_in)
         where = str(out.resolve())
         write_folder(out, lambda folder: write_model_folder(folder, opened.run, session, step, where, repo))
     print_line(f"step {step} of {opened.run.path} written to {out}")

@@ -67,7 +67,7 @@ def _checks(opened: Opened) -> Iterator[Check]:
             next(replay)
         found = models.fingerprint(session.loaded.model)
         yield _compare_weights("weights", step, found, recorded["best"])
-        here = describe_arithmetic(session.loaded.device, config.model.compute_dtype)
+        here = describe_arithmetic(session.loaded.device, config.model.computes_in)
         there = info.get("arithmetic") or {}
         parts = [there] if isinstance(there, dict) else there  # each from a step on
         others = [name for name, value in here.items() if any(part.get(name) != value for part in parts)]

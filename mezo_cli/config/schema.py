@@ -35,6 +35,7 @@ from mezo_cli.config.registry import LOGGERS, LOSSES, METRICS
 
 Length = Annotated[Whole, Field(ge=8)]  # of a row, in tokens
 Dtype = Literal["float32", "bfloat16"]
+StoredDtype = Literal["float32", "bfloat16", "float16"]
 LossName = Annotated[Text, AfterValidator(LOSSES.check), WithJsonSchema({"enum": [*LOSSES.rows]})]
 LoggerName = Annotated[Entry, AfterValidator(LOGGERS.check)]
 
@@ -258,10 +259,12 @@ class ModelConfig(Settings):
     name: Text = Field(MISSING, description="the model's name in tables; chosen by `model=`")
     path: Text = Field(MISSING, description="a hub id, a local folder, or an embedded model (`demo`, `demo-decoder`)")
     revision: Text | None = Field(None, description="a branch, tag or commit on the hub; null: the newest")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+    dtype: StoredDtype = Field(
         "float32", description="how the weights are stored; updates in half precision are rounded stochastically"
     )
-    compute_dtype: Dtype = Field("float32", description="the dtype of the forwards")
+    compute_dtype: StoredDtype | None = Field(  # chosen when a run begins, and stored (training/precision.py)
+        None, description="the dtype of the forwards; null: as the weights, but float32 on a CPU"
+    )
     quantize: Literal["none", "int8", "nf4"] = Field(
         "none", description="the matrices of a frozen base: int8 (a scale per row), nf4 (bitsandbytes)"
     )
@@ -288,6 +291,17 @@ class ModelConfig(Settings):
     stream_memory: NotNegative = Field(
         0, description="with stream: bytes of layers that stay in memory, and of rows that an evaluation takes together"
     )
+
+    @property
+    def computes_in(self) -> str:
+        """The dtype of the forwards, where it was given or has been chosen (`models.resolved`)."""
+        return self.compute_dtype or "float32"
+
+    @property
+    def wider_range(self) -> str:
+        """What the line about a loss that is not finite ends with: an advice where forwards compute in float16."""
+        advice = "; float16 ends at 65,504: model.compute_dtype=bfloat16 or float32 has the range"
+        return advice if self.compute_dtype == "float16" else ""
 
     @property
     def is_embedded(self) -> bool:

@@ -42,8 +42,14 @@ def read_config(path: Path, text: str | None = None) -> Config:
 
 
 def is_same_run(stored: Config, job: Config) -> bool:
-    """Return whether a stored config is that of a job, composed again; what is not stored does not count."""
-    return from_yaml(to_yaml(job)) == stored
+    """Return whether a stored config is that of a job, composed again; what is not stored does not count.
+
+    A dtype of the forwards that the job leaves to the device was chosen when the run began, perhaps on another one.
+    """
+    again = from_yaml(to_yaml(job))
+    if again.model.compute_dtype is None:
+        again = again.replace(model=again.model.replace(compute_dtype=stored.model.compute_dtype))
+    return again == stored
 
 
 def read_settings(text: str) -> dict[str, Any]:

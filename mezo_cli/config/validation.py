@@ -25,6 +25,8 @@ def build(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
     groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
     config = validate(Config, {**values, **groups})
     config = config if config.forwards is None else config.replace(steps=_steps_within(config, config.forwards))
+    if config.model.compute_dtype is None and config.model.dtype == "float32":  # that of theta on every device
+        config = config.replace(model=config.model.replace(compute_dtype="float32"))
     check_rules(config)
     for key in UNREAD.keys() & {*given}:  # a file may set it for other choices
         if not reads(config, key):
@@ -211,7 +213,7 @@ def _training(config: Config) -> Conflicts:
     if model.dtype != "float32":
         if not optimizer.replayable:
             why = f"{chosen} rounds its updates to the nearest value, and most would be lost"
-            yield "model.dtype", f"{why}; use float32, with model.compute_dtype=bfloat16 for the forwards"
+            yield "model.dtype", f"{why}; use float32, with model.compute_dtype=bfloat16 or float16 for the forwards"
         if getattr(optimizer, "noise", None) == "torch":
             yield "model.dtype", "optimizer.noise=torch repeats the steps of the published code, in float32"
         if model.quantize != "none":

@@ -12,7 +12,7 @@ import torch
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, Deadline, Section, count, percent
-from mezo_cli.models.loading import DTYPES
+from mezo_cli.models.dtypes import DTYPES, worth_measuring
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.optim import OPTIMIZERS, Optimizer
@@ -34,7 +34,7 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
         costs = measure_steps(prepared, deadline)
         judge_speed(section, costs, session.config)
     session.forward.set_compute_dtype(session.loaded.compute_dtype)
-    own = costs.get(session.config.model.compute_dtype)
+    own = costs.get(session.config.model.computes_in)
     pass_seconds = own["seconds"] / own["passes"] if own else 0.0
     size = min(session.config.eval_batch_size, len(dev))
     start = time.perf_counter()
@@ -83,13 +83,14 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
     if optimizer.replayable:
         optimizer.keep_start(prepared.session.params)
     session = dataclasses.replace(prepared.session, optimizer=optimizer)
+    dtypes = worth_measuring(session.loaded.device, config.model.computes_in)
     times: dict[str, list[float]] = {}
     peaks, passes = Counter[str](), Counter[str]()
     step = 0
     for turn in range(1 + STEPS):
         numbers = sampler.batch(turn)
         rows, weights = [train[i] for i in numbers], sampler.weights(numbers)
-        for dtype in sorted(DTYPES, key=lambda name: name != config.model.compute_dtype):
+        for dtype in sorted(dtypes, key=lambda name: name != config.model.computes_in):
             expected = min(times.get(dtype) or [taken[-1] for taken in times.values()], default=0.0)
             if times and not deadline.allows(expected):
                 continue
@@ -116,7 +117,7 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
 
 def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: Config) -> None:
     """Report the cost of a step in each dtype; doubt a dtype that is rounded and slower."""
-    own = config.model.compute_dtype
+    own = config.model.computes_in
     steps = [f"{name} {c['seconds']:.2g} s per step, peak {c['peak_bytes'] / 1e9:.2f} GB" for name, c in costs.items()]
     text = f"batch_size={config.batch_size}: {'; '.join(steps)}"
     figures: dict[str, Any] = {"costs": costs}
@@ -130,6 +131,11 @@ def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: C
             exact = faster == "float32"
             verdict, why = (DOUBT, "is exact, too") if exact else (NOTE, "saves time if the signal allows it")
             advice = f"model.compute_dtype={faster} {why}"
+            if (
+                faster == "bfloat16"
+                and CLEARLY * costs[faster]["seconds"] > costs.get("float16", costs[own])["seconds"]
+            ):
+                advice += "; float16, about as fast, keeps 10 bits of a number where bfloat16 keeps 7"
     section.add(verdict, "step", text, advice, **figures)
 
 

@@ -7,7 +7,7 @@ the signal resolved at the run's own eps, which learning rate suits, what would 
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
-from mezo_cli.models.loading import DTYPES
+from mezo_cli.models.dtypes import DTYPES, worth_measuring
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
@@ -73,12 +73,13 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         text = f"optimizer={config.optimizer.name} backpropagates: there is no projected gradient, and no lr is judged"
         section.add(UNKNOWN, "not_needed", text)
         return section
-    eps, dtype = zeroth_order(config.optimizer).eps, config.model.compute_dtype
+    eps, dtype = zeroth_order(config.optimizer).eps, config.model.computes_in
     whole = prepared.sampler.takes_all_rows
-    losses = measure(prepared, plan_points(eps, dtype, whole), deadline)
+    points = plan_points(eps, dtype, whole, worth_measuring(session.loaded.device, dtype))
+    losses = measure(prepared, points, deadline)
     rows = compare(losses, eps)
     if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
-        advice = "use a smaller optimizer.eps, or model.compute_dtype=float32"
+        advice = f"use a smaller optimizer.eps, or model.compute_dtype=float32{config.model.wider_range}"
         section.add(DOUBT, "finite", "a loss at theta +- eps z is not finite", advice)
         return section
     noise = rounding(losses, eps)
@@ -98,7 +99,9 @@ def batches_of(direction: int, whole: bool) -> tuple[int, int]:
     return (0, 0) if whole else (2 * direction, 2 * direction + 1)
 
 
-def plan_points(eps: float, dtype: str, whole: bool) -> Iterator[Point]:
+def plan_points(
+    eps: float, dtype: str, whole: bool, dtypes: Sequence[str] = ("float32", "bfloat16")
+) -> Iterator[Point]:
     """Yield what to measure, the most important first; a point may come twice.
 
     The first directions are measured in every way: at the run's own eps, for the learning rate, at other eps, in the
@@ -108,6 +111,7 @@ def plan_points(eps: float, dtype: str, whole: bool) -> Iterator[Point]:
         eps: the run's.
         dtype: the run's compute dtype.
         whole: a batch has all rows.
+        dtypes: the compute dtypes that are compared.
     """
     own, sizes = dict.fromkeys(("float32", dtype)), dict.fromkeys((eps, *EPS))
     for start in range(0, DIRECTIONS, ROUND):
@@ -118,8 +122,8 @@ def plan_points(eps: float, dtype: str, whole: bool) -> Iterator[Point]:
             for batch in batches:
                 yield Point(k, batch, eps, "float32")
                 yield Point(-1, batch, 0.0, "float32")
-        for dtypes in (own, DTYPES) if start < FIRST else ():
-            yield from (Point(k, batch, size, one) for k, batch, _ in some for size in sizes for one in dtypes)
+        for compared in (own, dtypes) if start < FIRST else ():
+            yield from (Point(k, batch, size, one) for k, batch, _ in some for size in sizes for one in compared)
 
 
 @torch.no_grad()
@@ -252,7 +256,10 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
         said = "is too small, rounding makes g noisy" if too_small else "is large, the loss bends within eps"
     off = f"{percent(rounded)} from float32 ({plain}), by {percent(error)}" if dtype != "float32" else percent(error)
     ways = [f"optimizer.eps={best:g}, the smallest that was measured to do"] if best not in (None, eps) else []
-    ways += ["model.compute_dtype=float32", "a larger batch_size"] if dtype != "float32" and too_small else []
+    if dtype != "float32" and too_small:
+        halves = {name: agreed.relative_error for e, name, agreed, _ in rows if e == eps and name != "float32"}
+        finer = [name for name, off in halves.items() if name != dtype and off <= MAX_RELATIVE_ERROR]
+        ways += [f"model.compute_dtype={name}" for name in (*finer, "float32")] + ["a larger batch_size"]
     section.add(
         verdict,
         "resolution",
@@ -280,7 +287,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _judge_zeros(section: Section, rows: list[Row], config: Config) -> None:
-    eps, dtype, loss = zeroth_order(config.optimizer).eps, config.model.compute_dtype, config.objective.loss
+    eps, dtype, loss = zeroth_order(config.optimizer).eps, config.model.computes_in, config.objective.loss
     own = next((agreed for e, d, agreed, _ in rows if (e, d) == (eps, dtype)), None)
     if own is None:
         return

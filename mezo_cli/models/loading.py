@@ -24,6 +24,7 @@ from mezo_cli.config.schema import ModelConfig
 from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, weight_files
+from mezo_cli.models.dtypes import DTYPES
 from mezo_cli.models.quantized import quantize_layers
 from mezo_cli.models.quantized_files import map_quantized
 from mezo_cli.models.stored_tensors import check_stored, dtype_of_files
@@ -34,8 +35,6 @@ from mezo_cli.process.memory import release_file_pages
 
 log = logging.getLogger("mezo")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forwards
-STORAGE_DTYPES = {**DTYPES, "float16": torch.float16}  # of weights
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed
 DEVICES = "allowed: auto, cpu, cuda, cuda:N, mps"
 
@@ -113,7 +112,7 @@ def load(
     check_installed(quantize=config.quantize)
     files = weight_files(folder, config.path)
     keeps = config.quantize == "none" and not config.stream
-    dtype = STORAGE_DTYPES[config.dtype] if keeps else dtype_of_files(files)
+    dtype = DTYPES[config.dtype] if keeps else dtype_of_files(files)
     tokenizer = _load_tokenizer(folder, config.path, model_kind)
     options = {"num_labels": len(labels)} if model_kind.has_classifier else {}
     if config.tie_embeddings and not model_kind.has_classifier:
@@ -153,7 +152,8 @@ def load(
         model.mezo_stream = StreamedLayers(model, files, config.stream_memory, name)
     model.to(device)
     is_of_hub = folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name)
-    compute_dtype, revision = DTYPES[config.compute_dtype], folder.name if is_of_hub else None
+    compute_dtype = DTYPES[resolved(config).computes_in]
+    revision = folder.name if is_of_hub else None
     return LoadedModel(model, tokenizer, model_kind, device, compute_dtype, fresh, revision=revision, new_head=new_head)
 
 
@@ -181,6 +181,14 @@ def pick_device(name: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("model.device=mps: this machine has no MPS device")
     return device
+
+
+def resolved(config: ModelConfig) -> ModelConfig:
+    """Return the config with a dtype of the forwards: where it has none, theta's on a GPU and float32 on a CPU."""
+    if config.compute_dtype is not None:
+        return config
+    on_cpu = pick_device(config.device).type == "cpu"
+    return config.replace(compute_dtype="float32" if on_cpu else config.dtype)
 
 
 def save(loaded: LoadedModel, folder: Path) -> None:

@@ -6,6 +6,8 @@ see noise/rounding.py. It is the same rounding whether one step is applied or, i
 
 import copy
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Self
@@ -311,10 +313,17 @@ def move_to_flat_storage(tensors: Mapping[str, nn.Parameter], tile: int) -> list
 
 
 def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[str]]:
-    """Yield the names of each segment's tensors."""
+    """Yield the names of each segment's tensors: a layer that fits is in one segment, which one call perturbs."""
     names: list[str] = []
-    taken, last_kind = 0, None
-    for (_, *kind), group in groupby(tensors, lambda n: (n.rpartition(".")[0], tensors[n].dtype, tensors[n].device)):
+    taken, last_kind, sizes = 0, None, Counter[str]()
+    for name, p in tensors.items():
+        sizes[_layer_of(name)] += p.numel()
+
+    def unit(name: str) -> str:
+        layer = _layer_of(name)
+        return layer if layer and sizes[layer] <= SEGMENT else name.rpartition(".")[0]
+
+    for (_, *kind), group in groupby(tensors, lambda n: (unit(n), tensors[n].dtype, tensors[n].device)):
         rest = []
         for name in group:
             if _stays(tensors[name], tile):
@@ -328,6 +337,12 @@ def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[
         names, taken, last_kind = names + rest, taken + size, kind
     if names:
         yield names
+
+
+def _layer_of(name: str) -> str:
+    """Return the name of the numbered layer that a tensor is in, as `model.layers.3`; "" if it is in none."""
+    found = re.match(r"(.*?\.)?\d+(?=\.)", name)
+    return found[0] if found else ""
 
 
 def _stays(p: Tensor, tile: int) -> bool:

@@ -8,7 +8,7 @@ perturbed rows. The modules of a small layer have copies that are written togeth
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn

@@ -118,6 +118,8 @@ def default_settings(config: Config) -> dict[str, Any]:
         expected |= flatten(type(part)().model_dump(), f"{group}.")
         expected |= flatten(choice_values(group, getattr(part, "name", usual)), f"{group}.")
         expected[f"{group}.name"] = usual
+    if config.model.dtype == "float32":  # as null is read
+        expected["model.compute_dtype"] = "float32"
     if config.data.seed == config.seed:  # as composing sets it
         expected["data.seed"] = config.seed
     return expected

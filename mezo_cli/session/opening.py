@@ -69,7 +69,8 @@ def _load(config: Config, checkpoint: Path | None = None, *, trains: bool = Fals
     The precision of matrix products is set for the whole process. `is_new`: nothing is loaded over a new head.
     """
     full = config.peft.name == "none"
-    source = config.model
+    source = models.resolved(config.model)
+    config = config.replace(model=source)
     if checkpoint is not None and full:
         source = source.replace(path=str(checkpoint), revision=None)
     with explain_device_errors(f"loading model.path={source.path}", smaller_model(config)):

@@ -137,4 +137,5 @@ class Session:
 
 def not_finite_at_start(config: Config) -> UserError:
     """Return the error for a model whose loss is not finite before training."""
-    return UserError(f"model.path={config.model.path}: its loss is not finite before the first step")
+    what = f"its loss is not finite before the first step{config.model.wider_range}"
+    return UserError(f"model.path={config.model.path}: {what}")

@@ -65,7 +65,8 @@ def check_finite(config: Config, run: Run, step: int, result: StepResult) -> Non
         other = ""
         if isinstance(optimizer, PerturbationConfig):
             other = f" or another optimizer.eps (now {optimizer.eps:g})"
-        raise RunFailed(f"step {step}: the loss is not finite ({wrong}); {lower_rate(config, run, other)}")
+        advice = f"{lower_rate(config, run, other)}{config.model.wider_range}"
+        raise RunFailed(f"step {step}: the loss is not finite ({wrong}); {advice}")
 
 
 def lower_rate(config: Config, run: Run, other: str = "") -> str:

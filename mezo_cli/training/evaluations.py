@@ -141,6 +141,6 @@ class Evaluations:
             self.run_log.run.update(verdict=DIVERGED)
             raise RunFailed(
                 f"step {step}: the loss of the evaluation is not finite: the weights have diverged; "
-                f"{lower_rate(config, self.run_log.run)}"
+                f"{lower_rate(config, self.run_log.run)}{config.model.wider_range}"
             )
         return evaluation

@@ -182,7 +182,7 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
     """
     session, splits, sampler, rows = prepared.session, prepared.splits, prepared.sampler, prepared.rows
     config, is_new = session.config, resumed is None
-    dtype = config.model.compute_dtype
+    dtype = config.model.computes_in
     test = "no test split" if splits.test is None else f"{len(splits.test)} test"
     log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
     run.update(
@@ -260,9 +260,10 @@ def _warn_of_shared_rows(prepared: Prepared) -> None:
 def _log_model(prepared: Prepared) -> None:
     session, config, trainable = prepared.session, prepared.session.config, prepared.session.trainable()
     log.info(
-        "model  %s on %s: training %s parameters (%.3g%%) in %d tensor%s",
+        "model  %s on %s%s: training %s parameters (%.3g%%) in %d tensor%s",
         config.model.path,
         device_name(session.loaded.device),
+        "" if config.model.computes_in == "float32" else f", forwards in {config.model.computes_in}",
         f"{trainable['count']:,}",
         100 * trainable["share"],
         len(trainable["names"]),

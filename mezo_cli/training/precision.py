@@ -13,10 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mezo_cli import models
 from mezo_cli.config.optimizers import zeroth_order
+from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import to_yaml
+from mezo_cli.distributed.ranks import current
+from mezo_cli.models.dtypes import has_fast_float16
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.runs import Run, recovery
 from mezo_cli.session.session import Session
 
 log = logging.getLogger("mezo")
@@ -44,13 +50,31 @@ class Agreement:
     directions: int
 
 
+def with_compute_dtype(config: Config, run: Run) -> Config:
+    """Return the config with the dtype of its forwards, which its files have then: null is chosen once, by rank 0."""
+    if config.model.compute_dtype is not None:
+        return config
+    chosen = current().from_first(models.resolved(config.model).computes_in)
+    found = config.replace(model=config.model.replace(compute_dtype=chosen))
+    if run.writes:
+        key = "model.compute_dtype"
+        recovery.change_end(run, to_yaml(found), {key: None}, {key: chosen})
+    return found
+
+
 def check(session: Session, loss_fn: LossFn) -> None:
     """Log the relative error that the compute dtype causes, as a warning if it is large."""
     eps, dtype = zeroth_order(session.config.optimizer).eps, session.forward.compute_dtype
     exact = projected_grads(session, loss_fn, eps, torch.float32)
     error = agreement(projected_grads(session, loss_fn, eps, dtype), exact).relative_error
-    name, plain = session.config.model.compute_dtype, describe_exact(session)
+    name, plain = session.config.model.computes_in, describe_exact(session)
     text = f"{name}: projected gradients are off by {100 * error:.0f}% (|g' - g| / |g|; g: {plain})"
+    if math.isnan(error):
+        log.warning("warning: %s: a loss at theta +- eps z is not finite%s", name, session.config.model.wider_range)
+        return
+    if name == "bfloat16" and has_fast_float16(session.loaded.device):
+        off = agreement(projected_grads(session, loss_fn, eps, torch.float16), exact).relative_error
+        text += f"; model.compute_dtype=float16 by {100 * off:.0f}%, as fast here" if math.isfinite(off) else ""
     if error <= MAX_RELATIVE_ERROR:
         log.info("%s", text)
         return

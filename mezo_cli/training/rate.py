@@ -66,7 +66,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
                     result = ended[rate] = race(prepared, rate, tick)
             loss = result.loss if result else math.inf
             log.info("rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, loss)
-        chosen = choose(ended, row.lr)
+        chosen = choose(ended, row.lr, config.model.wider_range)
         why = "its loss is the lowest, and lower than that of the table's row beyond chance"
         if chosen == row.lr:
             why = "that of the table's row: no other's loss is lower beyond chance"
@@ -92,14 +92,15 @@ def _rate_of_table(session: Session) -> Rate:
     return row
 
 
-def choose(ended: Mapping[float, Evaluation | None], usual: float) -> float:
+def choose(ended: Mapping[float, Evaluation | None], usual: float, advice: str = "") -> float:
     """Return the rate with the lowest loss, of the usual one and those whose loss is lower than its beyond chance.
 
     Beyond chance: the 95% interval of the difference, paired by row, has no 0 in it. None is a loss that is not finite.
     """
     finite = {rate: result for rate, result in ended.items() if result}
     if not finite:
-        raise RunFailed(f"optimizer.lr=auto: the loss is not finite at any of {', '.join(f'{r:g}' for r in ended)}")
+        rates = ", ".join(f"{rate:g}" for rate in ended)
+        raise RunFailed(f"optimizer.lr=auto: the loss is not finite at any of {rates}{advice}")
     before = finite.get(usual)
 
     def is_lower(result: Evaluation) -> bool:

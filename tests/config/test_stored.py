@@ -50,3 +50,20 @@ def test_a_job_whose_files_say_something_else_is_not_the_same_run() -> None:
     assert is_same_run(stored, BASE)
     for change in ({"test_at_start": False}, {"log_every": 3}, {"steps": 7}):
         assert not is_same_run(stored, BASE.replace(**change))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "chosen", "asked", "same"),
+    [
+        ("float32", "float32", "null", True),
+        ("float32", "bfloat16", "null", False),
+        ("float16", "float16", "null", True),  # begun on a GPU
+        ("float16", "float32", "null", True),  # on a CPU
+        ("float16", "float16", "float32", False),
+    ],
+)
+def test_a_dtype_that_null_stood_for_is_the_same_run(dtype: str, chosen: str, asked: str, same: bool) -> None:
+    words = ["task=sst2", "model=demo", f"model.dtype={dtype}"]
+    job = build_config([*words, f"model.compute_dtype={asked}"])
+    assert is_same_run(build_config([*words, f"model.compute_dtype={chosen}"]), job) == same
+    assert (job.model.compute_dtype is None) == (asked == "null" and dtype != "float32")

@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mezo_cli.diagnosis import cost
+from mezo_cli.config.compose import build_config
+from mezo_cli.diagnosis import cost, signal
 from mezo_cli.diagnosis.findings import DOUBT, Deadline, Finding, Section
+from mezo_cli.models import dtypes
 from mezo_cli.session.prepare import Prepared
 from tests.diagnosis.sessions import load, named, only
+from tests.diagnosis.test_signal import Ticks
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -28,6 +31,31 @@ def test_what_is_trained_is_reported_and_what_no_forward_reads_is_a_doubt(robert
     found = section.findings[-1]
     assert (found.name, found.verdict, found.figures["count"]) == ("unreachable", DOUBT, 12)
     assert "roberta.spare.{weight,bias}" in found.text
+
+
+@pytest.mark.parametrize(
+    ("fast", "words", "measured"),
+    [
+        (True, [], {"float32", "bfloat16", "float16"}),
+        (False, ["model.compute_dtype=float16"], {"float32", "bfloat16", "float16"}),
+        (False, [], {"float32", "bfloat16"}),
+    ],
+)
+def test_float16_is_measured_where_it_is_fast_or_the_runs_own(
+    fast: bool, words: list[str], measured: set[str], roberta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtypes, "has_fast_float16", lambda device: fast)
+    prepared = load(roberta, "batch_size=24", *words)
+    assert set(findings(prepared)["step"].figures["costs"]) == measured
+    rows = named(signal.check(prepared, Deadline(150.0, Ticks())))["resolution"].figures["rows"]
+    assert {row["dtype"] for row in rows} == measured
+
+
+def test_a_half_that_is_about_as_fast_and_rounds_less_is_named() -> None:
+    section, config = Section("cost"), build_config(["task=sst2", "model=demo"])
+    seconds = {"float32": 2.0, "bfloat16": 1.0, "float16": 1.1}
+    cost.judge_speed(section, {name: {"seconds": s, "peak_bytes": 1} for name, s in seconds.items()}, config)
+    assert "float16, about as fast, keeps 10 bits" in only(section).advice
 
 
 def test_a_step_is_measured_in_both_dtypes_and_theta_stays(roberta: Path) -> None:

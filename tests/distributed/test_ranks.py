@@ -58,6 +58,7 @@ def check(results: list[Result]) -> None:
     ("optimizer", "exchanged"),
     [
         (["optimizer=mezo_momentum", "optimizer.samples=3"], 3 * 16),
+        (["model.dtype=float16", "model.compute_dtype=float16", "optimizer.samples=2"], 2 * 16),
         (["optimizer=fzoo", "optimizer.members=4"], 4 * 8 + 8),
         (["optimizer=es", "optimizer.members=5", "optimizer.shaping_std=rows", "batch_size=11"], 5 * 16),
         (["optimizer=es", "optimizer.members=6", "optimizer.antithetic=true", "optimizer.anchor={l2: 10}"], 3 * 16),

@@ -270,6 +270,7 @@ def test_ranks_share_a_server_and_its_fault_ends_all_in_one_line() -> None:
         (["engine=vllm", "objective=lm", "micro_batch_size=4"], "makes its batches itself"),
         (["engine.tensor_parallel=2"], "engine=none does not read it, only engine=vllm"),
         (["engine=vllm", "objective=lm", "engine.dtype=float64"], "float32, bfloat16"),
+        (["engine=vllm", "objective=lm", "model.compute_dtype=float16"], "which is float32 beside an engine"),
     ],
 )
 def test_what_an_engine_does_not_compute_is_refused(words: list[str], part: str) -> None:

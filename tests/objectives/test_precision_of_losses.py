@@ -16,23 +16,24 @@ from mezo_cli.session.opening import opened
 ROWS = [Example((text,), i % 2) for i, text in enumerate(("good", "a bad one", "okay okay"))]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("peft", ["none", "head"])
 def test_the_layer_over_the_labels_is_computed_in_float32(
-    peft: str, roberta: Path, monkeypatch: pytest.MonkeyPatch
+    peft: str, dtype: torch.dtype, roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEZO_EAGER", "1")
     words = [f"model.path={roberta}", "model.name=tiny", "objective=cls", f"peft={peft}"]
-    session = opened(build_config([*words, "model.compute_dtype=bfloat16", "data=demo", "steps=3"]))
+    session = opened(build_config([*words, f"model.compute_dtype={str(dtype)[6:]}", "data=demo", "steps=3"]))
     batch = session.objective.collate(session.encoder.encode_all(ROWS))
     layer, _ = session.objective.output_layer()
     seen: list[Any] = []
     layer.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
     with torch.no_grad():
         logits = session.objective.logits(batch)
-        assert seen[0].dtype == torch.bfloat16
+        assert seen[0].dtype == dtype
         expected = seen[0].float() @ layer.weight.T + layer.bias
         torch.testing.assert_close(logits, expected.view(len(ROWS), 2), rtol=1e-6, atol=1e-7)
-        assert not torch.equal(logits, logits.bfloat16().float())
+        assert not torch.equal(logits, logits.to(dtype).float())
         with session.forward.perturbed(Direction(3, 0), 0.1):
             both = session.objective.logits(batch)
         assert both.shape == (2, len(ROWS), 2)

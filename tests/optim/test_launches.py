@@ -1,4 +1,4 @@
-"""The update of RoBERTa-large launches at most 30 kernels."""
+"""Launches of a step of RoBERTa-large: a kernel per layer for both signs, and at most 30 of the update."""
 
 from unittest import mock
 
@@ -7,12 +7,25 @@ import torch
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from mezo_cli.optim import OPTIMIZERS, make_config
-from mezo_cli.perturb.noise import make_noise
+from mezo_cli.perturb.forward import PerturbedForward
+from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.params import Params
 
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 LARGE |= {"vocab_size": 50265, "max_position_embeddings": 514}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_is_perturbed_by_one_launch_for_both_signs(dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        model = RobertaForMaskedLM(RobertaConfig(**LARGE)).to(dtype).eval()
+        states = torch.empty(2, 32, 1024)
+    forward = PerturbedForward(model, Params(model, make_noise("gaussian")))
+    counted = mock.patch.object(Kernel, "__call__")
+    with counted as kernel, forward.perturbed(Direction(1, 0), 1e-3), forward.paired_forward():
+        model.roberta.encoder(states)
+    assert kernel.call_count == LARGE["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher"])

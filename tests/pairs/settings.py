@@ -22,6 +22,7 @@ VALUES = {
     "test_at_start": ["true", "false"],
     "checkpoint": ["full", "trajectory"],
     "model.dtype": ["float32", "bfloat16", "float16"],
+    "model.compute_dtype": [LEFT_OUT, "bfloat16", "float16"],
     "model.quantize": ["none", *QUANTIZERS],
     "optimizer.noise": [LEFT_OUT, "gaussian", "rademacher", "torch"],
     "optimizer.weight_decay": [LEFT_OUT, "0.1"],

@@ -73,10 +73,9 @@ def kernels_of(kind: str) -> list[Kernel]:
 
 
 @pytest.mark.parametrize("name", simd.instruction_sets())
-def test_a_cpu_compiles_no_tensor_operations(noise: Noise, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_instruction_set_has_every_kernel(noise: Noise, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEZO_EAGER", "0")
     monkeypatch.setenv("MEZO_SIMD", name)
-    monkeypatch.setattr(Kernel, "_compile", None)
     for kernel in kernels_of(noise.name):
         monkeypatch.setattr(kernel, "compiled", {})
     theta = torch.linspace(-3, 3, 5000)

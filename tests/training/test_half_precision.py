@@ -18,6 +18,7 @@ from tests.command_line import error_line, mezo, small
 RUNS = {
     "mezo": ["model.dtype=bfloat16", "optimizer.weight_decay=0.1"],
     "momentum": ["model.dtype=float16", "optimizer=mezo_momentum", "optimizer.lr=1e-3"],
+    "float16": ["model.dtype=float16", "model.compute_dtype=float16"],
     "lora": ["model.dtype=bfloat16", "model.compute_dtype=bfloat16", "peft=lora", "optimizer.samples=2"],
 }
 WEIGHTS = {"lora": "adapter_model.safetensors"}
@@ -46,7 +47,7 @@ def weights(folder: Path, mode: str) -> bytes:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("mode", ["mezo", "momentum", "lora"])
+@pytest.mark.parametrize("mode", ["mezo", "momentum", "float16", "lora"])
 def test_checkpoints_have_thetas_dtype_and_a_replay_ends_in_their_bits(
     mode: str, train: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -1,11 +1,10 @@
 """Compile a kernel and check it against its eager form; without a compiler, run the eager form.
 
-On a CPU a kernel is compiled from C++ of its own (`simd.py`), elsewhere from its tensor operations.
+On a CPU a kernel is compiled from C++ (`simd.py`), on a GPU by Triton (`gpu.py`).
 
 Every call of a kernel is one call of the operator `mezo::noise`, so profilers and counters see one operation.
 """
 
-import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -15,16 +14,27 @@ import torch
 from torch import Tensor
 
 from mezo_cli.errors import first_line
+from mezo_cli.perturb.noise import simd
 from mezo_cli.perturb.noise.simd import EAGER
 
 log = logging.getLogger("mezo")
 
 Function = Callable[..., None]
 Native = Callable[[tuple[Tensor, ...]], Function]  # arrays -> the compiled function, as `simd.compile_kernel`
-OPTIONS: dict[str, Any] = {"assert_indirect_indexing": False}  # the only index is masked to the length of its table
 CHECKED_TILES = 3  # compiled code must be bitwise identical on as many tiles before it is used
-# Kernels of all kinds share their code objects, by which torch counts recompilations.
-DYNAMO = {"recompile_limit": 1024}
+
+
+def compile_native(kind: str, operation: str, tile: int, arrays: tuple[Tensor, ...]) -> Function:
+    """Return a kernel for the device of these arrays: see `simd.compile_kernel` and `gpu.compile_kernel`.
+
+    Raises:
+        Exception: if the compiler is missing or fails; without Triton an ImportError.
+    """
+    if arrays[0].device.type == "cpu":
+        return simd.compile_kernel(kind, operation, tile, arrays)
+    from mezo_cli.perturb.noise import gpu
+
+    return gpu.compile_kernel(kind, operation, tile, arrays)
 
 
 class Kernel:
@@ -39,10 +49,10 @@ class Kernel:
         arrays: 1 for theta <- f(theta), one more per output.
         tile: elements per tile.
         max_tiles: tiles per call at most, on a CPU.
-        native: compiles the kernel for a CPU, for arrays like the given ones.
+        native: compiles the kernel for arrays like the given ones.
     """
 
-    # Why the kernels are not compiled. Shared by all: one failure shows that there is no compiler, or that torch's
+    # Why the kernels are not compiled. Shared by all: one failure shows that there is no compiler, or that its
     # interfaces have changed.
     compiler_error: ClassVar[str | None] = None
 
@@ -71,8 +81,7 @@ class Kernel:
             return
         arrays, rest = tensors[: self.arrays], tensors[self.arrays + 2 :]
         try:
-            on_cpu = arrays[0].device.type == "cpu"
-            compiled = self._checked(self.native(arrays) if on_cpu else self._compile(arrays, rest), arrays, rest)
+            compiled = self._checked(self.native(arrays), arrays, rest)
         except Exception as error:  # a compiler fails in many ways, for which torch has no common type
             Kernel.compiler_error = first_line(error)
             log.warning("warning: %s", describe_kernels()[1])
@@ -100,43 +109,6 @@ class Kernel:
         outs = [torch.empty_like(theta, dtype=array.dtype) for array in arrays[1:]]
         numbers = torch.arange(count, dtype=torch.int32, device=device)
         return [theta, *outs, numbers, numbers.long() * -0x61C8864680B583EB]  # any keys, of 64 bits
-
-    def _compile(self, arrays: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Function:
-        """Compile by torch, and return the machine code without torch.compile's guards.
-
-        At every call the guards would check, in some 20 us, what `__call__` looks up; a model has hundreds of small
-        tensors. The code takes sizes besides tensors, so each of its inputs is found by its name or its size.
-        """
-        from torch._inductor.compile_fx import compile_fx
-
-        graphs: list[tuple[list[str], list[Any], Function]] = []
-
-        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-            names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-            code: Any = compile_fx(graph, inputs, config_patches=OPTIONS)
-            graphs.append((names, inputs, code))
-            return code
-
-        with torch._dynamo.config.patch(DYNAMO):
-            # The compiler decides by the sizes of its first example: give it a large one.
-            example = self._example(self.max_tiles, arrays)
-            torch.compile(self.function, dynamic=True, fullgraph=True, backend=backend)(*example, *rest)
-        ((names, inputs, code),) = graphs
-        parameters = list(inspect.signature(self.function).parameters)
-        sizes = {self.max_tiles: 1, self.max_tiles * self.tile: self.tile}  # size in the example -> elements per tile
-        slots: list[tuple[int, int]] = []  # (index of a tensor, 0), (-1, elements per tile) or (-2, a constant)
-        for name, value in zip(names, inputs, strict=True):
-            if isinstance(value, Tensor):
-                slots.append((parameters.index(name.lower().strip("_").removeprefix("l_")), 0))
-            else:
-                hint = int(value.node.hint)
-                slots.append((-1, sizes[hint]) if hint in sizes else (-2, hint))
-
-        def unguarded(*tensors: Tensor) -> None:
-            count = tensors[self.arrays].shape[0]
-            code(*[tensors[i] if i >= 0 else size * count if i == -1 else size for i, size in slots])
-
-        return unguarded
 
 
 _ALL: list[Kernel] = []  # the operator takes the number of a kernel: its arguments are tensors and numbers

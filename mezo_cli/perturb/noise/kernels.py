@@ -1,7 +1,7 @@
 """The five kernels of a counter-based noise: layout of the random words in tiles, and the operations on a tile.
 
-They are written in tensor operations, which define the bits. `Kernel` compiles them, or runs them as they are; for CPUs
-it compiles `simd.cpp`, which holds them once more.
+They are written in tensor operations, which define the bits. `Kernel` runs them as they are, or what is compiled of
+`simd.cpp` for a CPU and of `gpu.py` for a GPU, which hold them once more.
 
 A tensor is cut into *tiles* of 4 * per_word * LANES elements. Lane l of tile t reads Philox block t * LANES + l. The
 block's four words serve the same lane of all rows of the tile: neighbours in memory read neighbouring words, which is
@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import simd
-from mezo_cli.perturb.noise.compiled import Kernel
+from mezo_cli.perturb.noise.compiled import Kernel, compile_native
 from mezo_cli.perturb.noise.philox import MASK, philox
 from mezo_cli.perturb.noise.spans import compute_device
 
@@ -38,7 +37,7 @@ class KernelSet:
     tile: int  # elements
     max_tiles: int  # tiles per call on a CPU, so that their words stay in cache
     draw: Draw
-    native: str  # the kind in simd.cpp, if it is there
+    native: str  # the kind in simd.cpp and gpu.py, if it is there
     perturb: Kernel  # out = theta + c z
     perturb_pair: Kernel  # out = theta + c z, out_minus = theta - c z
     add: Kernel  # theta <- theta + c z
@@ -113,7 +112,7 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         draw: returns c z for some tiles.
         per_word: how many elements one random word serves.
         max_tiles: tiles per call on a CPU.
-        native: the kind in simd.cpp, if it is there.
+        native: the kind in simd.cpp and gpu.py, if it is there.
     """
 
     def perturb(theta: Tensor, out: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
@@ -162,7 +161,7 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         (shrink, "shrink", 1),
     )
     kernels = [
-        Kernel(function, arrays, tile, max_tiles, partial(simd.compile_kernel, native, operation, tile))
+        Kernel(function, arrays, tile, max_tiles, partial(compile_native, native, operation, tile))
         for function, operation, arrays in functions
     ]
     return KernelSet(tile, max_tiles, draw, native, *kernels)

@@ -14,8 +14,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import simd
-from mezo_cli.perturb.noise.compiled import Function, Kernel
+from mezo_cli.perturb.noise.compiled import Function, Kernel, compile_native
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import (
     LANES,
@@ -79,7 +78,7 @@ def kernel(dtype: torch.dtype, tile: int) -> Kernel:
         view = values.view(bits.shape)
         view.copy_(function(view, bits))
 
-    native = partial(simd.compile_kernel, "none", f"round_{str(dtype).removeprefix('torch.')}", tile)
+    native = partial(compile_native, "none", f"round_{str(dtype).removeprefix('torch.')}", tile)
     return Kernel(round_tiles, 1, tile, MAX_ELEMENTS // tile, native)
 
 
@@ -111,7 +110,7 @@ def update_kernel(kernels: KernelSet, operation: str) -> Kernel:
         view.copy_(FUNCTIONS[theta.dtype]((subtract_fraction(view, fraction) + cz.double()).float(), bits))
 
     functions: dict[str, Function] = {"add": add, "shrink": shrink}
-    native = partial(simd.compile_kernel, kernels.native, operation, kernels.tile)
+    native = partial(compile_native, kernels.native, operation, kernels.tile)
     return Kernel(functions[operation], 1, kernels.tile, MAX_ELEMENTS // kernels.tile, native)
 
 

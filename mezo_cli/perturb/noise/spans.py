@@ -19,7 +19,7 @@ from mezo_cli.perturb.noise.philox import stream_key
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What is compiled for any number of tiles is not compiled for exactly one, so every tensor has at least two.
+# Of every tensor, and of every call: what a compiler makes for any number of tiles may not be for exactly one.
 MIN_TILES = 2
 
 
