@@ -45,8 +45,9 @@ release-check: ## build sdist and wheel in dist/, install the wheel in a new env
 	$(RELEASE)/bin/pip wheel -q --no-deps -w dist dist/*.tar.gz
 	$(PYTHON) -m venv --clear $(RELEASE) && $(RELEASE)/bin/pip install -q dist/*.whl -c constraints/tested.txt
 	$(RELEASE)/bin/mezo --version
-	cd $$(mktemp -d) && env -u PYTHONPATH HOME=$$PWD HF_HUB_OFFLINE=1 $(RELEASE)/bin/mezo train experiment=demo hydra.run.dir=run && \
-	grep mezo-runner run/run.json
+	cd $$(mktemp -d) && unset PYTHONPATH && export HOME=$$PWD HF_HUB_OFFLINE=1 && \
+	$(RELEASE)/bin/mezo train experiment=demo hydra.run.dir=run && grep mezo-runner run/run.json && \
+	$(RELEASE)/bin/mezo train experiment=demo optimizer=lozo steps=2
 	$(RELEASE)/bin/pip uninstall -qy mezo-runner && ! test -e $(RELEASE)/bin/mezo
 	ls -l dist && rm -rf $(RELEASE)
 

@@ -71,10 +71,11 @@ def finetune(
     """
     from mezo_cli.commands.execute import execute
     from mezo_cli.commands.new_run import check_new_run
+    from mezo_cli.config.base import own_function
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
     from mezo_cli.config.overrides import quote
-    from mezo_cli.config.own_code import REWARD, is_own, with_own_code
+    from mezo_cli.config.own_code import REWARD, with_own_code
     from mezo_cli.config.stored import to_yaml
     from mezo_cli.console import console_logging, make_console
     from mezo_cli.data.memory import FILES, in_memory, json_lines
@@ -94,7 +95,7 @@ def finetune(
     settings = {"steps": steps, "batch_size": batch_size, "optimizer.lr": lr, "optimizer.eps": eps, "seed": seed}
     words += [f"{key}={value}" for key, value in settings.items() if value is not None]
     if isinstance(reward, str):
-        words.append(f"objective.reward={quote(reward) if is_own(REWARD, reward) else reward}")
+        words.append(f"objective.reward={reward if own_function(reward) is None else quote(reward)}")
     if isinstance(overrides, str):
         raise UserError(f"overrides={overrides!r}: a list of KEY=VALUE texts is expected, not one text")
     config = build_config([*words, *overrides], further)

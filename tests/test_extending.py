@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 import transformers
 
 from mezo_cli.config import choices, registry
+from mezo_cli.config.explain import key_owners
 from mezo_cli.objectives.packing import find_encoder_family
 from mezo_cli.runs import Run
 from tests.command_line import environment, error_line, mezo
-from tests.interruption import interrupt_at
+from tests.interruption import interrupt_and_resume, interrupt_at, last_weights
 from tests.models.test_loading import SERVED, family
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -51,17 +53,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plugins(folder: Path) -> Iterator[Path]:
     """Let this process see the package as if it were installed: its folder and its entry points."""
     project = tomllib.loads((folder / PACKAGE / "pyproject.toml").read_text())["project"]
+    with installed(folder / PACKAGE, PACKAGE, project["entry-points"]):
+        yield folder
+
+
+@contextmanager
+def installed(folder: Path, package: str, groups: dict[str, dict[str, str]]) -> Iterator[None]:
+    """Let this process see a package in a folder as if it were installed there, with its entry points."""
     lines = []
-    for group, points in project["entry-points"].items():
+    for group, points in groups.items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
-    info = folder / PACKAGE / f"{PACKAGE.replace('-', '_')}-{project['version']}.dist-info"
+    info = folder / f"{package.replace('-', '_')}-0.1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    (info / "METADATA").write_text(f"Name: {package}\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder / PACKAGE)
+        patch.syspath_prepend(folder)
         forget()
-        yield folder
+        yield
     forget()
 
 
@@ -69,8 +78,11 @@ def forget() -> None:
     """Let every table look for plug-ins again."""
     importlib.invalidate_caches()
     choices.plugin_dirs.cache_clear()
+    registry.plug_ins.cache_clear()
+    key_owners.cache_clear()
     for table in TABLES:
         vars(table).pop("targets", None)
+        vars(table).pop("built_in", None)
 
 
 def train(run: Path, *words: str) -> dict[str, Any]:
@@ -110,6 +122,23 @@ def test_an_optimizer(plugins: Path, tmp_path: Path) -> None:
         ("optimizer=mezo_rsm",): "did you mean 'mezo_rms'?",
     }.items():
         assert key in error_line(mezo("train", *words))
+
+
+def test_a_method_of_mezos_own_is_the_same_from_another_package(tmp_path: Path) -> None:
+    """A copy of methods/lozo under another name, with its own entry point: the same bits, also resumed."""
+    copied = tmp_path / "copied"
+    shutil.copytree(ROOT / "mezo_cli" / "methods" / "lozo", copied)
+    for file in copied.glob("*.py"):
+        file.write_text(file.read_text().replace("mezo_cli.methods.lozo", "copied"))
+    (copied / "conf" / "optimizer").mkdir(parents=True)
+    text = (choices.CONF / "optimizer" / "lozo_m.yaml").read_text().replace("name: lozo_m", "name: elsewhere")
+    (copied / "conf" / "optimizer" / "elsewhere.yaml").write_text(text)
+    words = [*DEMO, "optimizer.interval=2", "checkpoint_every=1"]
+    train(tmp_path / "own", *words, "optimizer=lozo_m")
+    with installed(tmp_path, "copied", {"mezo.optimizers": {"elsewhere": "copied.settings:LozoMConfig"}}):
+        _, whole = interrupt_and_resume([*words, "optimizer=elsewhere"], tmp_path, "elsewhere")
+        assert registry.OPTIMIZERS.load("elsewhere").__module__ == "copied.settings"
+    assert last_weights(whole) == last_weights(tmp_path / "own")
 
 
 def test_without_pytest_the_suites_name_it() -> None:

@@ -2,14 +2,13 @@
 
 import contextlib
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mezo_cli.commands.new_run import check_new_runs
-from mezo_cli.config.own_code import KEYS, OwnCode, check_stored, for_workers, split_own_code
+from mezo_cli.config.own_code import OwnCode, check_stored, for_workers, own_keys, split_own_code
 from mezo_cli.config.stored import is_same_run
 from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
@@ -116,7 +115,8 @@ def check_given_again(folder: Path, needed: Sequence[str], own: OwnCode, config_
     Return the user's config folder as an absolute path.
     """
     for name in needed:
-        if not (name in own or (name == CONFIG_DIR and config_dir) or os.environ.get(KEYS.get(name, ""))):
+        mark = own_keys().get(name)
+        if not (config_dir if name == CONFIG_DIR else mark and mark.given(own.get(name))):
             shown = f"{name} DIR" if name == CONFIG_DIR else f"{name}=..."
             raise UserError(f"{folder} was started with {name}, which is not stored: give it again, {shown}")
     return None if config_dir is None else str(Path(config_dir).expanduser().absolute())

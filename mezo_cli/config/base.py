@@ -5,17 +5,22 @@ A number may be given as a text, because `${oc.env:...}` gives texts.
 """
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
+from pydantic_core import PydanticCustomError, core_schema
 
 from mezo_cli.errors import SHOWN_CHARACTERS, UserError, shorten
 
 MISSING = "???"  # as in OmegaConf: a value has to be given
 Conflicts = Iterator[tuple[str, str]]  # a key, and why its value does not go with other settings
+SHUFFLED = "shuffled:"  # before the name of a reward: the null control
 SHOWN = "shown"  # the type of an error whose text needs only the key before it
 NO_WORD = " holds the boolean {}: YAML reads Yes, No, on and off as booleans, so quote the word"
 
@@ -24,6 +29,13 @@ class Settings(BaseModel):
     """The base of every class of settings: frozen, and without keys that the class does not have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    @cache
+    def own_fields(cls) -> "dict[str, Own]":
+        """Return the fields that are marked as the user's own."""
+        fields = cls.model_fields.items()
+        return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Own)}
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with other values, which are not checked."""
@@ -88,6 +100,43 @@ def _number(value: Any) -> Any:
     if not math.isfinite(number):
         raise PydanticCustomError("range", "not finite")
     return number
+
+
+@dataclass(frozen=True)
+class Own:
+    """Marks a field that may hold the user's own code, or an address, which no run, sweep or export stores.
+
+    Args:
+        variable: the environment variable that says what KEY=VALUE does, for this process and those that it starts.
+        find: a value -> the own code or address in it, with an absolute path; None for any other value.
+    """
+
+    variable: str
+    find: Callable[[Any], Any]
+
+    def given(self, value: Any) -> Any:
+        """Return a value; in place of null that of the environment, or None."""
+        return os.environ.get(self.variable) or None if value is None else value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Return the field's schema, by which paths become absolute: jobs may run in another working directory."""
+        return core_schema.no_info_after_validator_function(
+            lambda value: value if (own := self.find(value)) is None else own, handler(source)
+        )
+
+
+def own_path(value: Any) -> str | None:
+    """Return a path as an absolute one."""
+    return None if value is None else str(Path(value).expanduser().absolute())
+
+
+def own_function(value: Any) -> Any:
+    """Return a callable, `package.module:function`, or `FILE.py:function` with an absolute path."""
+    if not isinstance(value, str) or ":" not in value.removeprefix(SHUFFLED) or value.lstrip().startswith("{"):
+        return value if callable(value) else None
+    shuffled = SHUFFLED if value.startswith(SHUFFLED) else ""
+    place, _, function = value.removeprefix(SHUFFLED).rpartition(":")
+    return f"{shuffled}{own_path(place)}:{function}" if place.endswith(".py") else value
 
 
 Entry = Annotated[str, BeforeValidator(_entry)]  # of a list or of pairs: it may be empty

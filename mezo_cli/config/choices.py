@@ -8,12 +8,11 @@ import functools
 import importlib.util
 import os
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.explain import GROUPS, key_owners
-from mezo_cli.config.registry import CHOICES, LOGGERS
+from mezo_cli.config.registry import CHOICES, LOGGERS, is_own, plug_ins
 from mezo_cli.errors import UserError
 
 Choices = dict[str, dict[str, Path]]  # group -> choice -> its file
@@ -29,11 +28,11 @@ def plugin_dirs() -> tuple[Path, ...]:
     The packages are located, not imported.
     """
     folders = set()
-    for group in filter(None, (table.group for table in (*CHOICES.values(), LOGGERS))):
-        for point in metadata.entry_points(group=group):
-            spec = importlib.util.find_spec(point.module.partition(".")[0])
-            for location in (spec.submodule_search_locations or ()) if spec else ():
-                folders.add(Path(location) / "conf")
+    groups = {table.group for table in (*CHOICES.values(), LOGGERS)}
+    points = [point for point in plug_ins() if point.group in groups and not is_own(point)]
+    for package in {point.module.partition(".")[0] for point in points}:
+        spec = importlib.util.find_spec(package)
+        folders |= {Path(location) / "conf" for location in (spec and spec.submodule_search_locations) or ()}
     return tuple(sorted(folder for folder in folders if folder.is_dir()))
 
 

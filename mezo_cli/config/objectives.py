@@ -1,10 +1,10 @@
 """The settings of the built-in objectives, and what implements each. Nothing here imports torch."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mezo_cli.config.base import Conflicts, NotNegativeNumber, Positive, PositiveNumber
+from mezo_cli.config.base import Conflicts, NotNegativeNumber, Own, Positive, PositiveNumber, own_function
 from mezo_cli.config.own_code import reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.rewards import parse
@@ -91,7 +91,7 @@ class GenerateConfig(ObjectiveConfig):
     loss: Literal["reward", "lm"] = Field(
         "reward", description="minus the mean reward of the completions, or the cross-entropy of the answers' tokens"
     )
-    reward: Any = Field(
+    reward: Annotated[Any, Own("MEZO_REWARD", own_function)] = Field(
         None, description="a name, NAME: WEIGHT pairs, `shuffled:NAME`, or a function of one's own; null: none"
     )
     reward_timeout: PositiveNumber = Field(10.0, le=1e6, description="seconds for the rewards of a batch")

@@ -7,7 +7,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    PlainSerializer,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
@@ -56,8 +55,8 @@ def _auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
     return value if value == AUTO else number(value)
 
 
-Rate = Annotated[Number, WrapValidator(_auto), PlainSerializer(lambda value: value, return_type=Any)]
-NoiseName = Annotated[Text, AfterValidator(NOISES.check), WithJsonSchema({"enum": [*NOISES.built_in]})]
+Rate = Annotated[Number, WrapValidator(_auto)]
+NoiseName = Annotated[Text, AfterValidator(NOISES.check), WithJsonSchema({"enum": [*NOISES.rows]})]
 ClipBound = Annotated[str, BeforeValidator(_bound)]
 
 
@@ -75,7 +74,7 @@ class PerturbationConfig(OptimizerConfig):
         raise NotImplementedError
 
     @property
-    def scalars(self) -> int:
+    def record_width(self) -> int:
         """The most scalars that a record of the trajectory has of a step: one per direction."""
         return self.directions
 
@@ -83,6 +82,10 @@ class PerturbationConfig(OptimizerConfig):
     def points(self) -> int:
         """The most points of a step, which ranks share: it computes the losses of both signs at each direction."""
         return self.directions
+
+    def make_noise(self) -> Any:
+        """Return a new noise, from which forwards and updates get z."""
+        return NOISES.load(self.noise)()
 
 
 class ZerothOrderConfig(PerturbationConfig):
@@ -156,66 +159,6 @@ class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
     def second_moment_is_scalar(self) -> bool:
         """Whether all elements of v are equal: z^2 = 1, and G has one term."""
         return self.noise == "rademacher" and self.samples == 1
-
-
-class AdaMezoConfig(ZerothOrderConfig):
-    """Settings of AdaMeZO."""
-
-    implementation: ClassVar[str] = "mezo_cli.optim.mezo:AdaMezo"
-    title: ClassVar[str] = "AdaMeZO"
-    has_engine: ClassVar[bool] = False
-    window: Positive = Field(10, le=1000, description="h, the steps that the moments are sums over")
-    beta1: MomentDecay = Field(0.7, description="decay of Adam's first moment")
-    beta2: SlowMomentDecay = Field(0.9, description="decay of Adam's second moment")
-    adam_eps: PositiveNumber = Field(1e-5, description="added to the root of Adam's second moment")
-
-
-class LozoConfig(ZerothOrderConfig):
-    """Settings of LOZO."""
-
-    implementation: ClassVar[str] = "mezo_cli.optim.lozo:Lozo"
-    title: ClassVar[str] = "LOZO"
-    has_engine: ClassVar[bool] = False
-    rank: Positive = Field(4, le=10_000, description="r of z = U V^T")
-    interval: Positive = Field(50, description="steps with the same V")
-
-
-class LozoMConfig(LozoConfig):
-    """Settings of LOZO-M."""
-
-    implementation: ClassVar[str] = "mezo_cli.optim.lozo:LozoM"
-    title: ClassVar[str] = "LOZO-M"
-    beta: MomentDecay = Field(0.9, description="decay of the momentum")
-
-
-class HizooConfig(ZerothOrderConfig):
-    """Settings of HiZOO."""
-
-    implementation: ClassVar[str] = "mezo_cli.optim.hizoo:Hizoo"
-    title: ClassVar[str] = "HiZOO"
-    has_engine: ClassVar[bool] = False
-    alpha: Number = Field(1e-6, ge=0.0, lt=1.0, description="weight of a step's curvature in the Hessian's estimate")
-
-    @property
-    def scalars(self) -> int:
-        """Two per direction: g and the curvature."""
-        return 2 * self.samples
-
-    @property
-    def points(self) -> int:
-        """The directions, and theta."""
-        return self.samples + 1
-
-    def count_forwards(self, steps: int, total: int) -> dict[str, int]:
-        """Return those of MeZO, and one at theta."""
-        return {"forwards": super().count_forwards(steps, total)["forwards"] + steps, "backwards": 0}
-
-
-class HizooScalarConfig(HizooConfig):
-    """Settings of HiZOO with a scalar."""
-
-    implementation: ClassVar[str] = "mezo_cli.optim.hizoo:HizooScalar"
-    title: ClassVar[str] = "HiZOO (scalar)"
 
 
 class EsConfig(PerturbationConfig):

@@ -5,39 +5,32 @@ weights and prompts go. They come from the user: the command line, the Python AP
 A run, a sweep and an export are data and may be somebody else's: whoever goes on with one gives them again.
 """
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.base import SettingError
-from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
+from mezo_cli.config.base import Own, SettingError, own_function
+from mezo_cli.config.explain import key_owners, readers
+from mezo_cli.config.schema import Config, EngineConfig
 from mezo_cli.config.validation import check_rules
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, join
 from mezo_cli.process.environment import environment
 
-REWARD, PYTHON, URL, ADAPTER_DIR = "objective.reward", "engine.python", "engine.url", "engine.adapter_dir"
-KEYS = {  # and the variables that say what KEY=VALUE does, for this process and those that it starts
-    PYTHON: "MEZO_ENGINE_PYTHON",
-    URL: "MEZO_ENGINE_URL",
-    ADAPTER_DIR: "MEZO_ENGINE_ADAPTER_DIR",
-    REWARD: "MEZO_REWARD",
-}
+REWARD = "objective.reward"
 USED = "own_reward"  # of run.json: whether the run's process was given a function
-SHUFFLED = "shuffled:"  # before the name of a reward: the null control
 
-# What the user has given to this process, by key: `engine.python` and `engine.adapter_dir`, absolute paths;
-# `engine.url`; `objective.reward`, if it names a function, of an absolute path, or from Python is a callable.
+# What the user has given to this process, by key, as `Own.find` returns it.
 OwnCode = dict[str, Any]
 
 
-def is_own(key: str, value: Any) -> bool:
-    """Return whether a value of a key is the user's own code or address, which no run, sweep or export stores."""
-    if key == REWARD and isinstance(value, str):  # FILE.py:function or package.module:function
-        return ":" in value.removeprefix(SHUFFLED) and not value.lstrip().startswith("{")
-    return callable(value) if key == REWARD else key in KEYS and value is not None
+@cache
+def own_keys() -> dict[str, Own]:
+    """Return the keys whose fields are marked so."""
+    owners = {key: (kind, key.rpartition(".")[2]) for key, kind in key_owners().items()}
+    return {key: kind.own_fields()[name] for key, (kind, name) in owners.items() if name in kind.own_fields()}
 
 
 def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
@@ -46,12 +39,15 @@ def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
     for text in overrides:
         key, value = _setting(text)
         own.pop(key, None)
-        if not is_own(key, value):
+        found = own_keys()[key].find(value) if key in own_keys() else None
+        if found is None:
             rest.append(text)
         elif not value or "," in value or "${" in value:
-            raise UserError(f"'{text}': expected one value, without a comma or ${{...}}; or give it as {KEYS[key]}")
+            raise UserError(
+                f"'{text}': expected one value, without a comma or ${{...}}; or give it as {own_keys()[key].variable}"
+            )
         else:
-            own[key] = _absolute(key, value)
+            own[key] = found
     return rest, own
 
 
@@ -59,78 +55,79 @@ def check_stored(overrides: Iterable[str], source: Path) -> None:
     """Check overrides that a file has kept, a sweep's record: they are mezo's own keys, and none of them runs code."""
     for text in overrides:
         key, value = _setting(text)
-        interpolated = key in KEYS and value is not None and "${" in value
-        if key.startswith("hydra") or interpolated or is_own(key, value):
+        own = own_keys().get(key)
+        if key.startswith("hydra") or (own and value is not None and ("${" in value or own.find(value) is not None)):
             how = "take it out, and give it on the command line"
             raise UserError(f"{source}: '{text}' is not taken from a file: {how}")
 
 
 def own_of(config: Config) -> OwnCode:
     """Return what in a config is the user's own."""
-    groups: Any = {"objective": config.objective, "engine": config.engine}
-    values = {key: getattr(groups[key.split(".")[0]], key.split(".")[1], None) for key in KEYS}
-    return {key: value for key, value in values.items() if is_own(key, value)}
+    own = OwnCode()
+    for key, mark in own_keys().items():
+        group, name = key.split(".")
+        value = mark.find(getattr(getattr(config, group), name, None))
+        if value is not None:
+            own[key] = value
+    return own
 
 
 def with_own_code(config: Config, own: OwnCode) -> Config:
-    """Return the config of a run, which is stored without it, with what the user has given again; paths absolute."""
+    """Return the config of a run, which is stored without it, with what the user has given again."""
     for key, value in own.items():
         group, name = key.split(".")
         part: Any = getattr(config, group)
         if not hasattr(part, name):
-            reader = {PYTHON: "vllm", REWARD: "generate"}.get(key, "openai")
-            raise SettingError(key, f"{key}={value}: {group}={part.name} does not read it, only {group}={reader}")
-        config = config.replace(**{group: part.replace(**{name: _absolute(key, value)})})
+            others = join(f"{group}={other}" for other in readers(group, name))
+            raise SettingError(key, f"{key}={value}: {group}={part.name} does not read it, only {others}")
+        config = config.replace(**{group: part.replace(**{name: value})})
     if own:
         check_rules(config)
     return config
 
 
 def without_own_code(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested values of a config without what is not stored."""
+    """Return the nested values in a file without what no run stores: the file may be somebody else's."""
     kept = dict(plain)
-    for key in KEYS:
+    for key, own in own_keys().items():
         group, name = key.split(".")
         part = kept.get(group)
-        if isinstance(part, Mapping) and is_own(key, part.get(name)):
+        if isinstance(part, Mapping) and own.find(part.get(name)) is not None:
             kept[group] = {**part, name: None}
     return kept
 
 
 def own_code_used(config: Config) -> dict[str, bool]:
     """Return what run.json says of a run that uses a function that this process was given."""
-    return {USED: True} if is_own(REWARD, reward_of(config)) else {}
+    return {} if own_function(reward_of(config)) is None else {USED: True}
 
 
 def check_given_again(what: str, info: Mapping[str, Any], config: Config) -> None:
     """Check that the function that a run was trained with, by its run.json, is given again."""
     if info.get(USED) and not own_code_used(config):
-        why = f"which is not stored: give it again, {REWARD}=FILE.py:function or {KEYS[REWARD]}"
+        why = f"which is not stored: give it again, {REWARD}=FILE.py:function or {own_keys()[REWARD].variable}"
         raise UserError(f"{what} with a function as {REWARD}, {why}")
 
 
-def of_server(engine: OpenAiConfig | VllmConfig, key: str) -> str:
-    """Return what the user has given to this process for a key of an engine."""
-    value = getattr(engine, key.split(".")[1]) or os.environ.get(KEYS[key])
-    if not value:
-        raise UserError(f"engine={engine.name} needs {key} (or {KEYS[key]}), which is stored nowhere")
+def of_server(engine: EngineConfig, name: str) -> str:
+    """Return what the user has given to this process for a field of an engine."""
+    mark = type(engine).own_fields()[name]
+    value = mark.given(getattr(engine, name))
+    if value is None:
+        raise UserError(f"engine={engine.name} needs engine.{name} (or {mark.variable}), which is stored nowhere")
     return str(value)
 
 
 def check_server_given(config: Config) -> None:
     """Check that an engine knows its server or its program, before anything is written."""
-    if isinstance(config.engine, VllmConfig):
-        of_server(config.engine, PYTHON)
-    if isinstance(config.engine, OpenAiConfig):
-        for key in (URL, ADAPTER_DIR):
-            of_server(config.engine, key)
+    for name in type(config.engine).own_fields():
+        of_server(config.engine, name)
 
 
 def reward_of(config: Config) -> Any:
     """Return `objective.reward`; where it is null, the one in the environment; None without any."""
-    if not hasattr(config.objective, "reward"):
-        return None
-    return config.objective.reward if config.objective.reward is not None else os.environ.get(KEYS[REWARD]) or None
+    objective = config.objective
+    return own_keys()[REWARD].given(objective.reward) if hasattr(objective, "reward") else None
 
 
 def for_workers(own: OwnCode) -> AbstractContextManager[None]:
@@ -138,7 +135,7 @@ def for_workers(own: OwnCode) -> AbstractContextManager[None]:
 
     They start in a working directory that `sweep.json` names: PYTHONSAFEPATH keeps modules there from being imported.
     """
-    return environment({"PYTHONSAFEPATH": "1"} | {KEYS[key]: value for key, value in own.items()})
+    return environment({"PYTHONSAFEPATH": "1"} | {own_keys()[key].variable: value for key, value in own.items()})
 
 
 def _setting(text: str) -> tuple[str, str | None]:
@@ -146,14 +143,3 @@ def _setting(text: str) -> tuple[str, str | None]:
     key, _, value = text.lstrip("+~").partition("=")
     value = re.sub(r"""^(["'])(.*)\1$""", r"\2", value.strip())
     return key.partition("@")[0].strip(), None if value == "null" else value
-
-
-def _absolute(key: str, value: Any) -> Any:
-    """Return a path, or a function's file, as an absolute path: jobs may run in another working directory."""
-    if key == URL or (key == REWARD and not isinstance(value, str)):
-        return value
-    if key != REWARD:
-        return str(Path(value).expanduser().absolute())
-    shuffled = SHUFFLED if value.startswith(SHUFFLED) else ""
-    place, _, function = value.removeprefix(SHUFFLED).rpartition(":")
-    return f"{shuffled}{Path(place).expanduser().absolute()}:{function}" if place.endswith(".py") else value

@@ -1,14 +1,14 @@
 """What a name in the config stands for: a built-in thing, or one that another package registers.
 
 A table maps names to `module:attribute`, so that the names are known without importing what they stand for. Packages
-add to a table by an entry point of its group (`mezo.optimizers`, `mezo.objectives`, ...). What a choice stands for is
-its class of settings, which names its implementation.
+add to a table by an entry point of its group (`mezo.optimizers`, `mezo.objectives`, ...), mezo's own methods (methods/)
+too. What a choice stands for is its class of settings, which names its implementation.
 """
 
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from typing import Any
 
@@ -16,19 +16,40 @@ from mezo_cli.config.base import SettingError, refused
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
+@cache
+def plug_ins() -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points for mezo of the packages that are installed, mezo itself included."""
+    points = metadata.entry_points()
+    groups = sorted(group for group in points.groups if group.startswith("mezo."))
+    return tuple(sorted(point for group in groups for point in points.select(group=group)))
+
+
+def is_own(point: metadata.EntryPoint) -> bool:
+    """Return whether an entry point is mezo's own: what it adds counts as built in."""
+    return point.value.startswith("mezo_cli.")
+
+
 @dataclass(frozen=True, eq=False)
 class Registry:
     """The choices of one config key."""
 
     key: str  # the config key that names the choice, for error lines: `optimizer`
-    built_in: dict[str, str]  # name -> `module:attribute`
-    group: str | None = None  # the entry-point group by which other packages add choices; None where they cannot
+    rows: dict[str, str]  # name -> `module:attribute`
+    group: str | None = None  # the entry-point group by which packages add choices; None where they cannot
+
+    @cached_property
+    def built_in(self) -> dict[str, str]:
+        """Map the project's own names, those of entry points last, to their `module:attribute`."""
+        return self.rows | {point.name: point.value for point in self._added if is_own(point)}
 
     @cached_property
     def targets(self) -> dict[str, str]:
         """Map every name to its `module:attribute`; a built-in name cannot be replaced."""
-        added = metadata.entry_points(group=self.group) if self.group else ()
-        return {**{point.name: point.value for point in added}, **self.built_in}
+        return {point.name: point.value for point in self._added} | self.built_in
+
+    @property
+    def _added(self) -> list[metadata.EntryPoint]:
+        return [point for point in plug_ins() if point.group == self.group]
 
     @property
     def names(self) -> list[str]:
@@ -81,10 +102,8 @@ def _of(module: str, **attributes: str) -> dict[str, str]:
 OPTIMIZERS = Registry(
     "optimizer",
     _of("config.optimizers", mezo="MezoConfig", mezo_momentum="MezoMomentumConfig", mezo_adam="MezoAdamConfig")
-    | _of("config.optimizers", lozo="LozoConfig", lozo_m="LozoMConfig", hizoo="HizooConfig")
-    | _of("config.optimizers", hizoo_scalar="HizooScalarConfig", adamezo="AdaMezoConfig", null_signs="NullSignsConfig")
-    | _of("config.optimizers", es="EsConfig", fzoo="FzooConfig", adamw="AdamWConfig", sgd="SgdConfig")
-    | _of("config.optimizers", linear_probe="LinearProbeConfig"),
+    | _of("config.optimizers", null_signs="NullSignsConfig", es="EsConfig", fzoo="FzooConfig", adamw="AdamWConfig")
+    | _of("config.optimizers", sgd="SgdConfig", linear_probe="LinearProbeConfig"),
     "mezo.optimizers",
 )
 OBJECTIVES = Registry(

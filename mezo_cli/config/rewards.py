@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.base import Number, SettingError, Settings, show
+from mezo_cli.config.base import SHUFFLED, Number, SettingError, Settings, own_function, show
 from mezo_cli.config.explain import validate
-from mezo_cli.config.own_code import SHUFFLED, is_own, reward_of
+from mezo_cli.config.own_code import reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import Config
 
@@ -82,7 +82,7 @@ def parse(setting: Any) -> RewardSpec:
     if not isinstance(setting, str) or not setting:
         raise SettingError(KEY, f"{KEY}={show(setting)}: expected {FORMS}")
     name = setting.removeprefix(SHUFFLED)
-    part, sha256 = _own_code(name) if is_own(KEY, setting) else (_registered(name, 1), None)
+    part, sha256 = (_registered(name, 1), None) if own_function(setting) is None else _own_code(name)
     return RewardSpec((part,), name != setting, sha256)
 
 

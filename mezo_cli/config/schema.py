@@ -6,6 +6,7 @@ A group whose settings depend on the choice (`optimizer=`, `peft=`) has a base c
 the entry of its registry (optimizers.py, objectives.py, adapters.py, or a plug-in's).
 """
 
+import copy
 import functools
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,18 +22,20 @@ from mezo_cli.config.base import (
     Flag,
     NotNegative,
     Number,
+    Own,
     Positive,
     PositiveNumber,
     Seed,
     Settings,
     Text,
     Whole,
+    own_path,
 )
 from mezo_cli.config.registry import LOGGERS, LOSSES, METRICS
 
 Length = Annotated[Whole, Field(ge=8)]  # of a row, in tokens
 Dtype = Literal["float32", "bfloat16"]
-LossName = Annotated[Text, AfterValidator(LOSSES.check), WithJsonSchema({"enum": [*LOSSES.built_in]})]
+LossName = Annotated[Text, AfterValidator(LOSSES.check), WithJsonSchema({"enum": [*LOSSES.rows]})]
 LoggerName = Annotated[Entry, AfterValidator(LOGGERS.check)]
 
 
@@ -301,7 +304,9 @@ class EngineConfig(Settings):
 class VllmConfig(EngineConfig):
     """A vLLM server that mezo starts, on a Unix socket, and that ends with it."""
 
-    python: Text | None = Field(None, description="an interpreter with vLLM, never stored; null: MEZO_ENGINE_PYTHON")
+    python: Annotated[Text | None, Own("MEZO_ENGINE_PYTHON", own_path)] = Field(
+        None, description="an interpreter with vLLM, never stored; null: MEZO_ENGINE_PYTHON"
+    )
     tensor_parallel: Positive = Field(1, description="over how many processes the engine's weights are sharded")
     dtype: Dtype = Field("float32", description="of the engine's weights and forwards")
     memory: Positive = Field(1_000_000_000, description="bytes for the engine's keys and values, in each process")
@@ -312,8 +317,10 @@ class VllmConfig(EngineConfig):
 class OpenAiConfig(EngineConfig):
     """A vLLM server that the user has started, by its HTTP interface; for LoRA members."""
 
-    url: Text | None = Field(None, description="its address, never stored; null: MEZO_ENGINE_URL")
-    adapter_dir: Text | None = Field(
+    url: Annotated[Text | None, Own("MEZO_ENGINE_URL", lambda value: value)] = Field(
+        None, description="its address, never stored; null: MEZO_ENGINE_URL"
+    )
+    adapter_dir: Annotated[Text | None, Own("MEZO_ENGINE_ADAPTER_DIR", own_path)] = Field(
         None, description="for adapters; the server sees it too; null: MEZO_ENGINE_ADAPTER_DIR"
     )
     allow_remote: Flag = Field(False, description="whether the server may be on another machine")
@@ -501,12 +508,12 @@ class Config(Settings):
         return step % self.log_interval == 0 or step == self.steps
 
 
-def to_dict(config: Config) -> dict[str, Any]:
-    """Return the config as plain nested values, in the order of config.yaml, without a callable as reward."""
-    objective: Any = config.objective
-    if callable(getattr(objective, "reward", None)):
-        config = config.replace(objective=objective.replace(reward=None))
-    return config.model_dump(serialize_as_any=True)
+def to_dict(settings: Settings, own: bool = False) -> dict[str, Any]:
+    """Return settings as plain nested values, in the order of config.yaml; the user's own is null, unless `own`."""
+    values = {name: getattr(settings, name) for name in type(settings).model_fields}
+    marked = {} if own else type(settings).own_fields()
+    values |= {name: None for name, mark in marked.items() if mark.find(values[name]) is not None}
+    return {key: to_dict(each, own) if isinstance(each, Settings) else copy.copy(each) for key, each in values.items()}
 
 
 # One step of a trajectory: the step (from 0), its projected gradients (one per sample), its learning rate.

@@ -16,12 +16,7 @@ from mezo_cli.errors import UserError, one_line
 
 def to_yaml(config: Config) -> str:
     """Return the config as the text of `config.yaml`."""
-    return dump(to_stored(config))
-
-
-def to_stored(config: Config) -> dict[str, Any]:
-    """Return the config as plain nested values, without what is not stored (own_code.py)."""
-    return without_own_code(to_dict(config))
+    return dump(to_dict(config))
 
 
 def dump(plain: Mapping[str, Any]) -> str:

@@ -8,10 +8,11 @@ from itertools import chain
 from typing import Any
 
 from mezo_cli.config.base import MISSING, Conflicts, SettingError, show
+from mezo_cli.config.choices import CONF
 from mezo_cli.config.explain import is_group, readers, unknown_key, validate
 from mezo_cli.config.rates import ROWS
 from mezo_cli.config.registry import CHOICES, ENGINE_OBJECTIVES, LOGGERS, OBJECTIVES, PEFT
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.errors import UserError, did_you_mean, install, join, without_credentials
 
 
@@ -38,6 +39,8 @@ def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
     name = values.get("name", "none" if group == "engine" else MISSING)
     if name == MISSING:
         raise SettingError(f"{group}.name", f"{group}.name is not set: give {group}=...")
+    if name not in CHOICES[group].targets and (CONF / group / f"{name}.yaml").is_file():
+        raise UserError(f"{group}={name}: mezo was installed when it had no such {group}; reinstall: pip install -e .")
     kind: Any = CHOICES[group].load(name)  # that of a plug-in is imported here, when its name is chosen
     base: Any = Config.model_fields[group].annotation
     if not is_group(kind) or not issubclass(kind, base):
@@ -56,7 +59,7 @@ def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
 def defaults(names: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Return the default of every key as plain nested values; of the choices of groups, where their names are given."""
     chosen = {group: choose(group, {"name": name}) for group, name in names.items() if name in CHOICES[group].names}
-    return Config().replace(**chosen).model_dump(serialize_as_any=True)
+    return to_dict(Config().replace(**chosen))
 
 
 def _steps_within(config: Config, forwards: int) -> int:

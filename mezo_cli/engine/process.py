@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mezo_cli.config.own_code import PYTHON, of_server
+from mezo_cli.config.own_code import of_server
 from mezo_cli.config.schema import VllmConfig
 from mezo_cli.engine import supervisor
 from mezo_cli.engine.server import Server, UnixConnection
@@ -42,7 +42,7 @@ class VllmServer(Server):
         super().__init__(settings, partial(UnixConnection, self.socket, settings.timeout), "vLLM", folder)
         (folder / "packages").mkdir()  # of mezo's environment the server sees this package alone
         (folder / "packages" / "mezo_cli").symlink_to(Path(__file__).resolve().parents[1])
-        command = [of_server(settings, PYTHON), "-m", PROGRAM, *self._arguments(settings, model, max_length, rank)]
+        command = [of_server(settings, "python"), "-m", PROGRAM, *self._arguments(settings, model, max_length, rank)]
         own = {**VARIABLES, "PYTHONPATH": str(folder / "packages"), "VLLM_RPC_BASE_PATH": str(folder)}
         own["VLLM_SERVER_DEV_MODE" if rank is None else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         with open(self._log, "wb") as log:

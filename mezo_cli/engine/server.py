@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from mezo_cli.config.own_code import ADAPTER_DIR, URL, of_server
+from mezo_cli.config.own_code import of_server
 from mezo_cli.config.schema import OpenAiConfig, VllmConfig
 from mezo_cli.errors import RunFailed, UserError, shorten
 
@@ -196,7 +196,7 @@ class Server:
 
 def server_at(settings: OpenAiConfig) -> Server:
     """Return the server at the user's address, like `http://127.0.0.1:8000`."""
-    parts, folder = urlsplit(of_server(settings, URL)), Path(of_server(settings, ADAPTER_DIR)).expanduser()
+    parts, folder = urlsplit(of_server(settings, "url")), Path(of_server(settings, "adapter_dir")).expanduser()
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         raise UserError(f"engine.url: give http://HOST:PORT, without a name or a password ({KEY} has a key)")
     if not (settings.allow_remote or re.fullmatch(r"localhost|127(\.\d+){3}|::1", parts.hostname)):

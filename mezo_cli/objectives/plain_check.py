@@ -122,6 +122,8 @@ class _FlippedBits:
     The flipped weights are those of the positive sign, theta those of the other.
     """
 
+    has_factors = False
+
     def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
         """Write the parameters of a span."""
         for out, sign in zip(outs, (c, -c), strict=False):

@@ -108,11 +108,7 @@ class ReplayableOptimizer(BaseOptimizer, Protocol):
     replayable: ClassVar[Literal[True]] = True
 
     def samples(self, step: int) -> int:
-        """Return the number of scalars that step `step` records: at most `scalars` of the settings."""
-
-    def shown(self, step: int) -> int:
-        """Return how many of these scalars, the first ones, are `scalar`: of them are statistics. By default all."""
-        return self.samples(step)
+        """Return how many directions step `step` draws: so many scalars, the first of its record, are `scalar`."""
 
     def keep_start(self, params: "Params") -> None:
         """Copy the weights that the run began with, those of `params` now, if steps need them. By default do nothing.

@@ -13,12 +13,12 @@ nothing and defers its decay. The next step with a g that is not 0 applies the d
 
     theta <- theta - D theta + c z,   D = 1 - prod_i (1 - lr_i wd)
 
-D is a function of the records alone (perturb/params.py). A curvature of HiZOO that is not 0 counts as a g: the decay
-then acts at once, though no c z carries it. What is deferred when a run ends is not applied; if the run is resumed with
-more steps, their first g that is not 0 applies it.
+D is a function of the records alone (perturb/params.py). Another scalar of a step that is not 0, a
+curvature, counts as a g: the decay then acts at once, though no c z carries it. What is deferred when a run ends is not
+applied; if the run is resumed with more steps, their first g that is not 0 applies it.
 
 `clip_g` bounds each |g| (`Clip`). A step costs 2 n_t forwards with perturbed weights, and one pass over theta that
-draws z n_t times. Other updates than this SGD are in update.py, other estimates in hizoo.py, lozo.py and es.py.
+draws z n_t times. Other updates than this SGD are in update.py, another estimate is in es.py, others in methods/.
 """
 
 import math
@@ -34,7 +34,7 @@ from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.distributed.ranks import split_sizes
 from mezo_cli.errors import UserError
 from mezo_cli.optim.base import LossFn, ReplayableOptimizer, StepResult, learning_rate
-from mezo_cli.optim.update import Adam, Momentum, RedrawnAdam, Sgd, Terms
+from mezo_cli.optim.update import Adam, Momentum, Sgd, Terms
 from mezo_cli.perturb.noise import Direction, to_float32
 
 if TYPE_CHECKING:  # torch is imported when a step is taken, not when settings are read
@@ -195,7 +195,7 @@ class Mezo(ZerothOrder):
     def gradients(self, record: StepRecord) -> list[float]:
         """Return g of each of a step's n_t directions, clipped. Steps must come in order; the last may be repeated."""
         step, grads, _ = record
-        return self.clip.clip(step, grads[: self.shown(step)])
+        return self.clip.clip(step, grads[: self.samples(step)])
 
     def estimate(self, record: StepRecord, scale: float) -> Terms:
         """Return `scale` times (1 / n) sum_i g_i z_i of a step: (direction, coefficient) of each of its n_t terms."""
@@ -213,12 +213,6 @@ class MezoAdam(Mezo):
     """SPSA, and Adam."""
 
     update_class = Adam
-
-
-class AdaMezo(Mezo):
-    """SPSA, and Adam over a few steps that are drawn again."""
-
-    update_class = RedrawnAdam
 
 
 class NullSigns(Mezo):

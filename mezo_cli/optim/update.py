@@ -6,7 +6,6 @@ same bits. Weight decay is applied as in mezo.py, whatever the update: it acts o
 
 import math
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -124,7 +123,7 @@ class BlockUpdate(Sgd):
     `rebuild` and `apply` need every step of a run once, in order.
 
     Attributes:
-        moments: name -> buffer, which the steps of the blocks update.
+        moments: name -> a `Moment`, which the steps of the blocks update, or what is stored like one.
         scalars: names of attributes, numbers, that are stored beside the buffers.
         draws: how many z a step draws: with many, few steps are applied to a block while it is in cache.
     """
@@ -133,7 +132,7 @@ class BlockUpdate(Sgd):
 
     def __init__(self, estimator: Any) -> None:
         super().__init__(estimator)
-        self.moments: dict[str, Moment] = {}
+        self.moments: dict[str, Any] = {}
         self.next_step, self.draws = 0, int(estimator.config.directions)
         self.step = Scratch()
 
@@ -290,38 +289,3 @@ class Adam(Momentum):
         v.mul_(b2).add_(estimate.mul_(estimate).mul_(1 - b2))
         torch.mul(v, correction, out=step).sqrt_().add_(self.estimator.config.adam_eps)
         return torch.div(m, step, out=step).mul_(rate)
-
-
-class RedrawnAdam(BlockUpdate):
-    """AdaMeZO (arXiv 2605.00650): Adam on the estimates of the last h steps, drawn again at every step.
-
-        m = sum_j beta1^j G_(t-j),   v = sum_j beta2^j G_(t-j)^2,   j < h
-        theta <- (1 - lr wd) theta - lr m / (sqrt(v) + adam_eps)
-
-    There is no factor 1 - beta and no correction of bias. The sums begin with the steps that there are; `window: 1`
-    moves every element by lr, against the sign of G. Defaults: h (`window`) 10, beta1 0.7, beta2 0.9, adam_eps 1e-5,
-    those of the command in the published code's README. That code takes h + 1 steps of MeZO first, and then has a
-    factor of 100 in lr, which the paper does not have. The state is the last h - 1 records: nothing is stored.
-    """
-
-    def __init__(self, estimator: Any) -> None:
-        super().__init__(estimator)
-        self._recent: deque[Terms] = deque(maxlen=estimator.config.window)
-        self.draws *= estimator.config.window
-        self._z, self._square, self._v = Scratch(), Scratch(), Scratch()
-
-    def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
-        """Return what computes lr m / (sqrt(v) + adam_eps) of a span."""
-        self._recent.append(self.estimator.estimate(record, 1.0))
-        return partial(self._draw_again, params, list(self._recent), to_float32(record[2]))
-
-    def _draw_again(self, params: "Params", recent: list[Terms], rate: float, span: "Span") -> "Tensor":
-        config = self.estimator.config
-        beta1, beta2 = to_float32(config.beta1), to_float32(config.beta2)
-        m, v = self.step.view(span).zero_(), self._v.view(span).zero_()
-        z, square = self._z.view(span), self._square.view(span)
-        for terms in recent:
-            params.noise.update_(span, z.zero_(), terms, [1.0] * len(terms))
-            m.mul_(beta1).add_(z)
-            v.mul_(beta2).add_(square.copy_(z).mul_(z))
-        return m.div_(v.sqrt_().add_(config.adam_eps)).mul_(rate)

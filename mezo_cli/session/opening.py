@@ -22,7 +22,6 @@ from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.optim import OPTIMIZERS, Optimizer
 from mezo_cli.optim.first_order import set_rate
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.perturb.noise import noise_of
 from mezo_cli.perturb.params import Params
 from mezo_cli.process.device_errors import explain_device_errors, is_device_error
 from mezo_cli.runs import Run
@@ -107,7 +106,7 @@ def _build_session(
 ) -> Session:
     """Patch the model's forwards, and check its outputs against the unpatched model's."""
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
-    params = Params(loaded.model, noise_of(zeroth_order(config.optimizer)))
+    params = Params(loaded.model, zeroth_order(config.optimizer).make_noise())
     optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})
     params.nonnegative = list(row_factors(loaded.model))
     objective_class = OBJECTIVES.implementation(config.objective.name)

@@ -13,8 +13,8 @@ from typing import Any
 
 from mezo_cli import models
 from mezo_cli.adapters.base import find_method
+from mezo_cli.config.base import SHUFFLED
 from mezo_cli.config.optimizers import zeroth_order
-from mezo_cli.config.own_code import SHUFFLED
 from mezo_cli.config.schema import Config, LoggerConfig
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError

@@ -31,7 +31,7 @@ from mezo_cli.config.validation import choose
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, Optimizer, make_config, not_finite
 from mezo_cli.perturb.forward import PerturbedForward
-from mezo_cli.perturb.noise import NOISES, Noise, noise_of, to_float32
+from mezo_cli.perturb.noise import NOISES, Noise, to_float32
 from mezo_cli.perturb.params import Params
 
 STEPS, STOP = 8, 5  # a short run, and the step after which it is interrupted
@@ -99,7 +99,7 @@ class Trial:
         dtype: torch.dtype = torch.float32,
         outputs: int = 1,
     ) -> None:
-        noise = noise_of(zeroth_order(config))
+        noise = zeroth_order(config).make_noise()
         self.config, self.problem = config, Regression(noise, device, dtype, outputs)
         self.optimizer = optimizer_class(config, 1, steps)
         if self.optimizer.replayable:  # as a run does before the first step
@@ -120,7 +120,7 @@ class Trial:
             with torch.no_grad():
                 result = self.optimizer.step(self.problem.forward, self.problem, step)
             assert not not_finite(result), f"step {step} of {self.config}: {not_finite(result)}"
-            missing = [0.0] * (zeroth_order(self.config).scalars - len(result.recorded))
+            missing = [0.0] * (zeroth_order(self.config).record_width - len(result.recorded))
             records.append((step, [*result.recorded, *missing], result.lr))
         return records
 
@@ -257,7 +257,7 @@ class Conformance:
             optimizer = self.optimizer_class(config, 1, STEPS)
             if not optimizer.replayable or not isinstance(config, PerturbationConfig):
                 pytest.skip("it leaves no trajectory, or has no weight decay")
-            n, shown = zeroth_order(config).scalars, optimizer.shown(0)
+            n, shown = zeroth_order(config).record_width, optimizer.samples(0)
             grads = [[0.5 - i for i in range(n)] for _ in range(STEPS - 1)] + [[0.0] * (n - 1) + [0.25]]
             for step in FLAT:
                 grads[step] = [0.0] * n
@@ -278,7 +278,7 @@ class Conformance:
             assert same(ends[0], ends[2]), f"{config}: params.decay is not used, or not each step's lr wd"
 
     def test_what_it_returns_fits_a_record_and_its_cost_is_counted(self) -> None:
-        """The scalars of a step are float32, at most `scalars` of them; in its line `loss` is first, `lr` last.
+        """The scalars of a step are float32, at most `record_width` of them; in its line `loss` is first, `lr` last.
 
         `count_forwards` returns what the steps cost.
         """
@@ -290,8 +290,9 @@ class Conformance:
                 scalars = list(result.scalars())
                 assert (scalars[0], scalars[-1]) == ("loss", "lr")
                 assert all(to_float32(value) == value for value in (*result.recorded, result.lr))
-                number = optimizer.samples(step) if optimizer.replayable else 0
-                assert len(result.recorded) == number <= zeroth_order(config).scalars
+                drawn = zeroth_order(config)
+                number = optimizer.samples(step) * drawn.record_width // drawn.directions if optimizer.replayable else 0
+                assert len(result.recorded) == number <= drawn.record_width
             backwards = STEPS if config.needs_backward else 0
             assert optimizer.count_forwards(STEPS) == {"forwards": problem.calls, "backwards": backwards}
 

@@ -79,7 +79,7 @@ def finish(
         word, reason = _verdict(session, scores, divergence, untrained, evaluations, results, repeatable)
         if word in (NOT_IMPROVED, WITHIN_NOISE):
             reason += _standstill(session, scores, untrained)
-    grads = trajectory.read(run.trajectory).drawn_grads(optimizer.shown) if optimizer.replayable else None
+    grads = trajectory.read(run.trajectory).drawn_grads(optimizer.samples) if optimizer.replayable else None
     summary = {
         "steps": run_log.step,
         **forwards,

@@ -204,7 +204,7 @@ def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
         optimizer=chosen.name,
         noise=drawn.noise,
         seed=config.seed,
-        samples=drawn.scalars,
+        samples=drawn.record_width,
         weight_decay=drawn.weight_decay,
         tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
         settings={name: getattr(chosen, name) for name in names},

@@ -22,7 +22,7 @@ from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.base import learning_rate
 from mezo_cli.optim.mezo import Clip, random_sign
 from mezo_cli.perturb import params
-from mezo_cli.perturb.noise import NOISES, Direction, noise_of
+from mezo_cli.perturb.noise import NOISES, Direction
 from mezo_cli.session.session import Session
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -77,7 +77,7 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
         p.data.copy_(start[name])
     config = build_config([f"model.path={model}", "data=demo", *COMMON, *words])
     selected = list(session.params.tensors)
-    session.forward.params = fresh = params.Params(session.loaded.model, noise_of(config.optimizer))
+    session.forward.params = fresh = params.Params(session.loaded.model, config.optimizer.make_noise())
     fresh.tensors = {name: fresh.tensors[name] for name in selected}
     if config.optimizer.noise != "torch":
         session.params.noise.block = block  # type: ignore[misc]
@@ -88,7 +88,7 @@ def tuned(model: Path, words: list[str], block: int = 4096) -> Session:
 def train(session: Session, start: int, stop: int) -> list[StepRecord]:
     rows = session.encoder.encode_all(SENTENCES[:2])
     results = [(step, session.step(rows, step)) for step in range(start, stop)]
-    n = session.config.optimizer.scalars  # as the trajectory gives them back
+    n = session.config.optimizer.record_width  # as the trajectory gives them back
     return [(t, [*r.recorded, *[0.0] * (n - len(r.recorded))], r.lr) for t, r in results]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mezo_cli.config.base import SettingError
-from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.rewards import describe_change, parse
 from mezo_cli.rewards.scoring import Reward
+from tests.test_extending import installed
 
 
 @pytest.mark.parametrize(
@@ -88,20 +88,12 @@ def constant(completions, rows):
 BATCH: Any = {"rows": [{"x": 4}], "golds": [[]], "seed": [0], "completions": ["a"], "prompts": [""], "locations": ["r"]}
 
 
-def test_a_package_adds_names_by_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_adds_names_by_entry_points(tmp_path: Path) -> None:
     (tmp_path / "reward_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "reward_plugin-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Name: reward-plugin\nVersion: 1\n")
-    points = "[mezo.rewards]\nscaled = reward_plugin:Scaled\nconstant = reward_plugin:constant\n"
-    (info / "entry_points.txt").write_text(points)
-    monkeypatch.syspath_prepend(tmp_path)
-    vars(REWARDS).pop("targets", None)
-    try:
+    points = {"scaled": "reward_plugin:Scaled", "constant": "reward_plugin:constant"}
+    with installed(tmp_path, "reward-plugin", {"mezo.rewards": points}):
         spec = parse({"scaled": {"column": "x", "weight": 3}, "constant": 1})
         with Reward(spec) as reward:
             assert reward.score(BATCH).values.tolist() == [24.5]
         with pytest.raises(SettingError, match=r"objective\.reward\.scaled\.column is not set"):
             parse("scaled")
-    finally:
-        vars(REWARDS).pop("targets", None)

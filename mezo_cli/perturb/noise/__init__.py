@@ -6,23 +6,12 @@ module imports no torch, so that a config can be checked without it.
 
 from typing import cast
 
-from mezo_cli.config.optimizers import LozoConfig, PerturbationConfig
 from mezo_cli.config.registry import NOISES
 from mezo_cli.perturb.noise.direction import Direction, Noise, to_float32
 
-__all__ = ["NOISES", "Direction", "Noise", "make_noise", "noise_of", "to_float32"]
+__all__ = ["NOISES", "Direction", "Noise", "make_noise", "to_float32"]
 
 
 def make_noise(name: str) -> Noise:
     """Return a new noise of that name."""
     return cast("Noise", NOISES.load(name)())
-
-
-def noise_of(settings: PerturbationConfig) -> Noise:
-    """Return a new noise of an optimizer's settings, from which forwards and updates get z."""
-    noise = make_noise(settings.noise)
-    if not isinstance(settings, LozoConfig):
-        return noise
-    from mezo_cli.perturb.noise.low_rank import LowRankNoise
-
-    return LowRankNoise(noise, settings.rank, settings.interval)

@@ -29,6 +29,7 @@ class CounterNoise:
         scaled: (c, device) -> the small tensor from which the kernels make c z.
     """
 
+    has_factors = False
     describe_kernels = staticmethod(describe_kernels)  # all kernels of a process run alike
 
     def __init__(self, name: str, kernels: KernelSet, scaled: Callable[[float, torch.device], Tensor]) -> None:

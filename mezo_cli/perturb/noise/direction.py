@@ -30,6 +30,13 @@ def to_float32(value: float) -> float:
         return float(np.float32(value))
 
 
+class Factors(NamedTuple):
+    """z = left right^T of a matrix, float32 [m, r] and [n, r]."""
+
+    left: Tensor
+    right: Tensor
+
+
 Terms = Sequence[tuple[Direction, float]]  # of a sum of coefficient z
 Shape = Sequence[int]
 
@@ -41,11 +48,13 @@ class Noise(Protocol):
         name: its name.
         tile: elements per tile of the flat storage that it works on (`spans`).
         block: how many elements an optimizer with buffers should update at once on a CPU.
+        has_factors: whether `factors` gives those of matrices, with which a linear layer computes.
     """
 
     name: str
     tile: int
     block: int
+    has_factors: bool
 
     def describe_kernels(self) -> tuple[str, str]:
         """Return how this process runs the kernels, and the reason if they are slower than they could be, else "".
@@ -57,6 +66,9 @@ class Noise(Protocol):
         self, direction: Direction, name: str, shape: Shape, device: Device, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
+
+    def factors(self, direction: Direction, name: str, shape: Shape, device: torch.device) -> Factors | None:
+        """Return the factors of z of a tensor, of a noise that `has_factors`; None for a tensor whose z has none."""
 
     def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
         """Write theta + c z and, with two outputs, theta - c z, of the same z (an antithetic pair).

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from mezo_cli.config.registry import LOGGERS
-from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import to_stored
+from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import one_line, without_credentials
 from mezo_cli.runs import Run
@@ -125,7 +124,7 @@ class RunLoggers:
         choices = (config.task, config.objective, config.optimizer, config.peft, config.model, config.data)
         what = [Path(choice.name).name for choice in choices if choice.name != "none"]
         tags = list(dict.fromkeys([*what, *config.logger.tags]))
-        about: dict[str, Any] = {"project": config.logger.project, "tags": tags, "config": to_stored(config)}
+        about: dict[str, Any] = {"project": config.logger.project, "tags": tags, "config": to_dict(config)}
         about |= {"folder": str(folder), "resumed_at": resumed_at, "logged": dict(logged)}
         logger: Logger = LOGGERS.load(name)(LoggedRun(**identity, **about))
         self._loggers[name] = logger

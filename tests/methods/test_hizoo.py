@@ -23,7 +23,7 @@ def trial(name: str, **values: Any) -> Trial:
 @pytest.mark.parametrize("name", ["hizoo", "hizoo_scalar"])
 def test_a_curvature_alone_lets_the_decay_act_and_ranks_share_theta_too(name: str) -> None:
     ours = trial(name, weight_decay=WD, samples=2)
-    assert (ours.config.directions, ours.config.scalars, ours.config.points) == (2, 4, 3)  # type: ignore[attr-defined]
+    assert (ours.config.directions, ours.config.record_width, ours.config.points) == (2, 4, 3)  # type: ignore[attr-defined]
     before = {key: p.clone() for key, p in ours.problem.forward.params.tensors.items()}
     ours.optimizer.apply_updates(ours.problem.forward.params, [(0, [0.0, 0.0, 0.5, 0.0], LR)])
     for key, p in ours.problem.forward.params.tensors.items():

@@ -10,7 +10,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS, make_config
-from mezo_cli.perturb.noise import Direction, noise_of
+from mezo_cli.perturb.noise import Direction
 from mezo_cli.testing.optimizers import Regression, Trial, same
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
@@ -31,7 +31,7 @@ def test_without_beta_lozo_m_is_lozo_bit_for_bit() -> None:
 
 def test_momentum_is_the_formula_in_float64_over_two_projections() -> None:
     config: Any = make_config("lozo_m", rank=2, interval=3, beta=0.7)
-    problem = Regression(noise_of(config), outputs=5)
+    problem = Regression(config.make_noise(), outputs=5)
     params, noise = problem.forward.params, problem.forward.params.noise
     want = {name: p.detach().double() for name, p in params.tensors.items()}
     n, m, old = (torch.zeros(*shape, dtype=torch.float64) for shape in ((5, 2), (5,), (6, 2)))

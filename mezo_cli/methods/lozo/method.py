@@ -12,7 +12,7 @@ The published code has 1 / r in lr, and at a step with a new V its update draws 
 the probe did: that step moves along a direction that was not probed.
 
 A step costs two forwards. There is no state: V follows from (seed, step // interval). The update of an element is a
-sum of r products in their order (perturb/noise/low_rank.py), so a replay is bitwise identical.
+sum of r products in their order (noise.py), so a replay is bitwise identical.
 
 LOZO-M (the paper's section 4) has momentum in the space of U:
 
@@ -30,8 +30,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.config.base import SettingError
-from mezo_cli.config.optimizers import LozoConfig
 from mezo_cli.config.schema import StepRecord
+from mezo_cli.methods.lozo.settings import LozoConfig
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.update import BlockUpdate
 from mezo_cli.perturb.noise import Direction, to_float32
@@ -41,6 +41,19 @@ if TYPE_CHECKING:
 
     from mezo_cli.perturb.noise.spans import Span
     from mezo_cli.perturb.params import Params
+
+
+class Sides(dict[str, "Tensor"]):
+    """The momentum, stored as a `Moment` is: name of a tensor -> N of a matrix, m of another tensor."""
+
+    def tensors(self) -> "dict[str, Tensor]":
+        """Return them on the CPU."""
+        return {name: tensor.cpu() for name, tensor in self.items()}
+
+    def load(self, tensors: "dict[str, Tensor]") -> None:
+        """Take over what `tensors` returned."""
+        self.clear()
+        self.update(tensors)
 
 
 class LowRankSgd(BlockUpdate):
@@ -77,8 +90,8 @@ class LowRankSgd(BlockUpdate):
         return sides
 
     def _expand(self, params: "Params", record: StepRecord, sides: "dict[str, Tensor]", span: "Span") -> "Tensor":
+        from mezo_cli.methods.lozo.noise import Factors, write_product
         from mezo_cli.perturb.noise.by_tensor import part_of
-        from mezo_cli.perturb.noise.low_rank import Factors, write_product
 
         noise: Any = params.noise
         first = Direction(self.estimator.seed, record[0])
@@ -99,9 +112,13 @@ class LowRankMomentum(LowRankSgd):
 
     def __init__(self, estimator: Any) -> None:
         super().__init__(estimator)
-        self._momentum: dict[str, Tensor] = {}  # N of a matrix, m of another tensor
+        self.moments["m"] = self._momentum = Sides()
 
-    rebuild = BlockUpdate.rebuild  # which draws every U again
+    def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
+        """Rebuild the momentum, for which every U is drawn again."""
+        for some in self.passes(records):
+            for record in some:
+                self.sides(params, record)
 
     def sides(self, params: "Params", record: StepRecord) -> "dict[str, Tensor]":
         """Return the momentum, after the update of it."""
@@ -124,22 +141,6 @@ class LowRankMomentum(LowRankSgd):
                 at = (Direction(self.estimator.seed, step - 1), Direction(self.estimator.seed, step))
                 sides = (noise.right(direction, name, tuple(p.shape), old.device) for direction in at)
                 self._momentum[name] = project(old, *sides)
-
-    def state_tensors(self) -> "dict[str, Tensor]":
-        """Return the momentum, named `m:PARAMETER`, and `next`."""
-        import torch
-
-        tensors = {f"m:{name}": tensor.cpu() for name, tensor in self._momentum.items()}
-        tensors["clip"] = torch.tensor(self.estimator.clip.past, dtype=torch.float64)
-        return tensors | {"next": torch.tensor(self.next_step)}
-
-    def load_tensors(self, tensors: "dict[str, Tensor]", step: int) -> None:
-        """Take over what `state_tensors` returned after `step` steps; ValueError if they are of something else."""
-        if "next" not in tensors or int(tensors["next"]) != step:
-            raise ValueError(f"it does not hold the state of {self.estimator.config.name} at step {step}")
-        self.next_step = step
-        self.estimator.clip.restore(tensors["clip"].tolist())
-        self._momentum = {key.removeprefix("m:"): value for key, value in tensors.items() if key.startswith("m:")}
 
 
 class Lozo(Mezo):

@@ -7,25 +7,17 @@ instead, where it can (perturb/forward.py).
 """
 
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.by_tensor import NoiseByTensor, scaled_rows
 from mezo_cli.perturb.noise.counter import Device
-from mezo_cli.perturb.noise.direction import Direction, Noise, Shape, to_float32
+from mezo_cli.perturb.noise.direction import Direction, Factors, Noise, Shape, to_float32
 from mezo_cli.perturb.noise.spans import Piece, compute_device
 
 CHUNK = 1 << 16  # elements of U V^T that are computed at once on a CPU: they stay in cache
 CHUNK_ELSEWHERE = 1 << 25
-
-
-class Factors(NamedTuple):
-    """z = left right^T of a matrix, float32 [m, r] and [n, r]."""
-
-    left: Tensor
-    right: Tensor
 
 
 class LowRankNoise(NoiseByTensor):
@@ -36,6 +28,8 @@ class LowRankNoise(NoiseByTensor):
         rank: r.
         interval: the number of steps that have the same V.
     """
+
+    has_factors = True
 
     def __init__(self, base: Noise, rank: int, interval: int) -> None:
         self.base, self.rank, self.interval = base, rank, interval

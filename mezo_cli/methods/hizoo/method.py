@@ -27,8 +27,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mezo_cli.config.optimizers import HizooConfig
 from mezo_cli.config.schema import StepRecord
+from mezo_cli.methods.hizoo.settings import HizooConfig
 from mezo_cli.optim.base import LossFn
 from mezo_cli.optim.mezo import Mezo, MezoResult, losses_at
 from mezo_cli.optim.update import BlockUpdate, Moment, Scratch, Terms
@@ -54,8 +54,8 @@ class Preconditioned(BlockUpdate):
     @contextmanager
     def probing(self, forward: "PerturbedForward") -> Iterator[float]:
         """Let forwards see z / sqrt(H), and yield the eps to perturb by."""
+        from mezo_cli.methods.hizoo.noise import DividedNoise
         from mezo_cli.perturb.functional import swapped
-        from mezo_cli.perturb.noise.by_tensor import DividedNoise
 
         params = forward.params
         with swapped("noise", {params: DividedNoise(params.noise, params.span_of, self._root_of)}):
@@ -120,21 +120,14 @@ class Hizoo(Mezo):
     update: Preconditioned | PreconditionedByScalar
     update_class: ClassVar[type[Preconditioned | PreconditionedByScalar]] = Preconditioned
 
-    def samples(self, step: int) -> int:
-        """Return the number of scalars that step `step` records."""
-        return 2 * self.shown(step)
-
-    def shown(self, step: int) -> int:
-        """Return n_t: so many of them are g."""
-        return super().samples(step)
-
     def curvatures(self, record: StepRecord) -> list[float]:
         """Return k of each of a step's directions."""
-        return record[1][self.shown(record[0]) : self.samples(record[0])]
+        n = self.samples(record[0])
+        return record[1][n : 2 * n]
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> MezoResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch through `forward`."""
-        eps, points = self.config.eps, [Direction(self.seed, step, i) for i in range(self.shown(step))]
+        eps, points = self.config.eps, [Direction(self.seed, step, i) for i in range(self.samples(step))]
         with self.update.probing(forward) as probed:
             *pairs, (at_theta, _) = losses_at(forward, loss_fn, [*points, None], probed)
         plus, minus = zip(*pairs, strict=True)

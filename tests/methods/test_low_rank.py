@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from mezo_cli.methods.lozo.noise import LowRankNoise
+from mezo_cli.methods.lozo.settings import LozoConfig
 from mezo_cli.optim import make_config
-from mezo_cli.optim.lozo import LozoConfig
-from mezo_cli.perturb.noise import Direction, noise_of
-from mezo_cli.perturb.noise.low_rank import LowRankNoise
+from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
 
 CPU = torch.device("cpu")
@@ -17,13 +17,13 @@ CPU = torch.device("cpu")
 
 def low_rank(noise: str = "gaussian", rank: int = 4, interval: int = 3) -> LowRankNoise:
     config = cast(LozoConfig, make_config("lozo", noise=noise, rank=rank, interval=interval))
-    return cast(LowRankNoise, noise_of(config))
+    return cast(LowRankNoise, config.make_noise())
 
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEZO_EAGER", "1")
-    monkeypatch.setattr("mezo_cli.perturb.noise.low_rank.CHUNK", 64)
+    monkeypatch.setattr("mezo_cli.methods.lozo.noise.CHUNK", 64)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])

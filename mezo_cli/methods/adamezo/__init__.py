@@ -1,0 +1,1 @@
+"""AdaMeZO: its settings, which import no torch, and the method."""

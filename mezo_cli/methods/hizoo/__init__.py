@@ -1,0 +1,1 @@
+"""HiZOO: its settings, which import no torch, and the method."""

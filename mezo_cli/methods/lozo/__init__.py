@@ -1,0 +1,1 @@
+"""LOZO: its settings, which import no torch, and the method."""
