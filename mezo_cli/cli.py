@@ -43,6 +43,9 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. task=rte optimizer.lr=1e-5", autocompletion=complete),
 ]
 ConfigDir = Annotated[str | None, typer.Option("--config-dir", help="A folder with your own task/, model/... YAMLs.")]
+From = Annotated[
+    Path | None, typer.Option("--from", metavar="RUN", help="Begin with a run's settings, or those of a config.yaml.")
+]
 Checkpoint = Annotated[
     str | None, typer.Option("--checkpoint", help="best (default), last, or a step number (replayed).")
 ]
@@ -84,6 +87,7 @@ def train(
     jobs: Jobs = 1,
     prints: Annotated[bool, typer.Option("--print", help="With -m: print a command per job, and run none.")] = False,
     quiet: QuietTraining = False,
+    source: From = None,
 ) -> None:
     """Run one training, or a sweep with -m.
 
@@ -103,6 +107,7 @@ def train(
     mezo train experiment=demo
     mezo train task=sst2 model=roberta-base data.shots=16 steps=2000
     mezo train -m experiment=demo seed=1,2,3 optimizer.lr=1e-4,1e-3
+    mezo train --from outputs/RUN optimizer.lr=1e-3
 
     \b
     All keys: docs/reference/config.md; as composed: --cfg job.
@@ -115,19 +120,20 @@ def train(
     for option, given in {"print": prints, "jobs": jobs != 1}.items():
         if given and not multirun:
             raise UserError(f"--{option} needs a sweep: add -m")
+    words = _words(source, overrides, config_dir)
     if multirun:
         check_command("train -m")
         from mezo_cli.commands import sweep
 
-        raise typer.Exit(sweep.sweep(overrides or [], config_dir, jobs, prints, quiet))
+        raise typer.Exit(sweep.sweep(words, config_dir, jobs, prints, quiet))
     if cfg is not None:
         from mezo_cli.config import compose, schema, stored
 
-        print(stored.dump(schema.to_dict(compose.build_config(overrides or [], config_dir), own=True)), end="")
+        print(stored.dump(schema.to_dict(compose.build_config(words, config_dir), own=True)), end="")
     else:
         from mezo_cli.commands import train
 
-        train.train(overrides or [], config_dir, quiet)
+        train.train(words, config_dir, quiet)
 
 
 @app.command("eval", rich_help_panel="Use a run's weights")
@@ -330,11 +336,12 @@ def data(
     export: Annotated[Path | None, typer.Option("--export", help="Write the few-shot files into this folder.")] = None,
     words: Annotated[bool, typer.Option("--words", help="Propose label words, by the labels of train.")] = False,
     config_dir: ConfigDir = None,
+    source: From = None,
 ) -> None:
     """Show what the model sees: class balance, lengths, prompts; write the few-shot splits; or propose label words."""
     from mezo_cli.commands import data
 
-    data.data(overrides or [], export, words, config_dir)
+    data.data(_words(source, overrides, config_dir), export, words, config_dir)
 
 
 @app.command(rich_help_panel="Before training")
@@ -343,13 +350,14 @@ def doctor(
     seconds: Annotated[float, typer.Option("--seconds", help="The time for the checks; loading is not in it.")] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON document.")] = False,
     config_dir: ConfigDir = None,
+    source: From = None,
 ) -> None:
     """Check a setup before training: label words, data, signal, cost. Writes nothing."""
     if not seconds > 0 or seconds == float("inf"):
         raise UserError(f"--seconds {seconds:g}: give a number above 0")
     from mezo_cli.commands import doctor
 
-    doctor.doctor(overrides or [], seconds, as_json, config_dir)
+    doctor.doctor(_words(source, overrides, config_dir), seconds, as_json, config_dir)
 
 
 @app.command(rich_help_panel="Help")
@@ -358,6 +366,20 @@ def env() -> None:
     from mezo_cli.commands import env
 
     env.env()
+
+
+def _words(source: Path | None, overrides: list[str] | None, config_dir: str | None) -> list[str]:
+    """Return the overrides of a command line, after those that `--from` means; a task of one's own is complete."""
+    words = overrides or []
+    if source is not None:
+        from mezo_cli.commands.from_run import with_settings_of
+
+        words = with_settings_of(source, words, config_dir)
+    if "task=own" in words:
+        from mezo_cli.diagnosis.propose_task import check_own_task
+
+        check_own_task(words, config_dir)
+    return words
 
 
 def main(run: Callable[..., Any] = app) -> None:

@@ -12,6 +12,7 @@ from mezo_cli.commands.new_run import load_encoder
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.console import TextTable, console_logging, make_console, make_error_console, make_table, print_line
+from mezo_cli.diagnosis.propose_task import propose_command
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
 
@@ -28,6 +29,9 @@ def data(overrides: Sequence[str], export: Path | None, words: bool, config_dir:
 
     if words and export is not None:
         raise UserError("--words and --export: give one of them")
+    if command := propose_command(overrides, config_dir):
+        print_line(f"no task is given for these rows; a proposal, to be looked at:\n{command}")
+        return
     config = build_config(overrides, config_dir)
     if words:
         with console_logging(make_error_console()):

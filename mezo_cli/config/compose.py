@@ -47,6 +47,8 @@ OF_A_SESSION = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)  # what Hydra
 INSTEAD = {"steps": "forwards", "eval_every": "eval_at_forwards"}  # a key, and the one that is given in its place
 # Resolvers are registered when this module is imported: a sweep's jobs may run in processes of their own.
 register_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
+# ${mezo_name:FILE,DATA_SET}: the name of a task whose file has none
+register_resolver("mezo_name", lambda file, data_set: _safe(Path(str(file or data_set or "own")).stem), replace=True)
 # ${mezo_by:${task},{squad:generate},choice}: a value that depends on another
 register_resolver("mezo_by", lambda key, values, otherwise: values.get(key, otherwise), replace=True)
 
@@ -242,6 +244,11 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
 
 
 # --- what went wrong, in one line ---
+
+
+def _safe(name: str) -> str:
+    """Return a name that a directory can have."""
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _directory(node: DictConfig, key: str) -> Path:

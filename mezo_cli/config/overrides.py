@@ -8,6 +8,7 @@ checked with its value.
 import importlib.util
 import itertools
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,9 @@ def parse(overrides: Sequence[str], choices: Choices) -> list[Override]:
         except HydraException as error:
             name = re.split("[=@]", text.lstrip("~+"), maxsplit=1)[0]
             how = f"quote a value with special characters, '{name}=\"...\"'"
+            value = text.partition("=")[2]
+            if "{" in value and "'" not in value and '"' not in value:  # a template
+                how = "quote it: " + shlex.quote(f'{name}="{value}"')
             if text.count("[") > text.count("]"):  # the shell has split it at a space
                 how = f"quote a list with spaces for the shell, '{name}=[one, two]'"
             raise UserError(f"'{text}' cannot be read: {how}") from error

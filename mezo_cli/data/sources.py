@@ -13,7 +13,7 @@ from typing import Any
 from mezo_cli.config.schema import DataConfig, FilesConfig, TaskConfig
 from mezo_cli.console import is_live
 from mezo_cli.data import files
-from mezo_cli.data.table import Source, TaskRows, has_no_label, label_texts, read_columns, task_rows
+from mezo_cli.data.table import Source, Table, TaskRows, has_no_label, label_texts, read_columns, task_rows
 from mezo_cli.errors import UserError, did_you_mean, first_line, join
 from mezo_cli.hub import hub_url, is_offline, is_reachable, not_cached, progress_bars, warn_of_cache
 
@@ -47,6 +47,35 @@ def open_source(task: TaskConfig, data: DataConfig) -> Source:
         return _open_folder(own if own.is_dir() and not _find(root, ["train"]) else root, task, data)
     except PermissionError as error:
         raise UserError(f"data.dir={data.dir}: {error.filename}: permission denied") from error
+
+
+def first_rows(task: TaskConfig, data: DataConfig, count: int) -> Table:
+    """Return the first rows of train as they are, whatever a task reads of them. Of the hub no more is fetched."""
+    if isinstance(data, FilesConfig):
+        root = Path(data.dir or "").expanduser()
+        is_file = root.is_file() and root.suffix in files.SUFFIXES
+        paths = [root] if is_file else _find(root, ["train"]) if root.is_dir() and data.dir else []
+        if not paths:
+            open_source(task, data)  # which says what is wrong
+        table = files.read_table(paths, task)
+    elif data.name == "hub" and task.hub.path is not None:
+        cache_only = is_offline() or not (Path(task.hub.path).is_dir() or is_reachable())
+        rows = _load(task, task.hub.train, cache_only, _downloaded(task) if cache_only else None, not cache_only)
+        head = rows.take(count)
+        table = files.arrow_table(task.hub.path, task.hub.path, _arrow(head))
+    else:
+        raise UserError("task=own needs data=files data.dir=PATH, or data=hub task.hub.path=NAME")
+    return table.take(range(min(count, len(table.rows))))
+
+
+def _arrow(dataset: Any) -> Any:
+    """Return the rows of a data set, or of a stream of one, as a pyarrow table with the names of its classes."""
+    import pyarrow
+
+    found = dataset.with_format("arrow")
+    table = found[:] if hasattr(found, "__len__") else pyarrow.concat_tables(list(found.iter(batch_size=100)))
+    features = dataset.features
+    return table if features is None else table.replace_schema_metadata(features.arrow_schema.metadata)
 
 
 def _open_demo(task: TaskConfig) -> Source:
@@ -164,8 +193,8 @@ def _open_hub(task: TaskConfig) -> Source:
     rows = {}
     for split, dataset in loaded.items():
         name = "/".join(part for part in (hub.path, hub.name, split) if part)
-        table = dataset.with_format("arrow")[:].replace_schema_metadata(dataset.features.arrow_schema.metadata)
-        rows[split] = task_rows(files.arrow_table(name, f"hub data set {name}", table, spelled_as=("hub",)), task)
+        table = files.arrow_table(name, f"hub data set {name}", _arrow(dataset), spelled_as=("hub",))
+        rows[split] = task_rows(table, task)
     return Source(rows[hub.train], rows.get(hub.dev or ""), rows.get(hub.test or ""), revision=revision)
 
 
@@ -182,7 +211,7 @@ def _downloaded(task: TaskConfig) -> Path | None:
         return None
 
 
-def _load(task: TaskConfig, split: str, cache_only: bool, downloaded: Path | None) -> Any:
+def _load(task: TaskConfig, split: str, cache_only: bool, downloaded: Path | None, streaming: bool = False) -> Any:
     """Call `datasets.load_dataset`, and raise a `UserError` of one line for any failure of it."""
     import datasets  # slow to import, and needed here only
 
@@ -191,7 +220,9 @@ def _load(task: TaskConfig, split: str, cache_only: bool, downloaded: Path | Non
     try:
         with progress_bars(datasets, is_live(sys.stderr)), _offline_mode(datasets) if cache_only else nullcontext():
             try:
-                return datasets.load_dataset(hub.path, hub.name, split=split, revision=hub.revision)
+                return datasets.load_dataset(
+                    hub.path, hub.name, split=split, revision=hub.revision, streaming=streaming
+                )
             except OSError:  # it is not in the cache of `datasets`
                 if downloaded is None:
                     raise

@@ -11,6 +11,7 @@ import numpy as np
 
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.schema import Config, data_dir
+from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.frame import Entry, baselines, predicted_fractions, result_split
@@ -262,6 +263,7 @@ def _commands(run: Entry) -> dict[str, str]:
     if words:
         is_call = words[0] == "finetune"
         commands["Run again"] = f"finetune({', '.join(words[1:])})" if is_call else shlex.join(["mezo", *words])
+    commands["With changes"] = shlex.join(["mezo", "train", "--from", relative_path(run.run.path), *own_reward(info)])
     if "argv" in info and run.status in ("interrupted", "failed"):  # not of a run that `mezo export --trajectory` wrote
         commands["Resume"] = run.run.command("resume", info=info)
     if run.finished:

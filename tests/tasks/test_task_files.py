@@ -30,7 +30,7 @@ def bert() -> PreTrainedTokenizerFast:
 
 def test_every_task_is_there():
     names = {path.stem for path in (ROOT / "conf/task").glob("*.yaml")}
-    assert names == {*LM_BFF, *CHOICES, *GENERATED, "demo-arithmetic", "demo-sums"}
+    assert names == {*LM_BFF, *CHOICES, *GENERATED, "demo-arithmetic", "demo-sums", "own"}
 
 
 @pytest.mark.parametrize("name", sorted({*CHOICES, *GENERATED} - set(LM_BFF)))

@@ -1,0 +1,107 @@
+"""`--from RUN|FILE`: the settings of a run or of a config.yaml as overrides, before those of the command line.
+
+They are data: what only a user may name (own_code.py) is given again.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mezo_cli.config import compose
+from mezo_cli.config.choices import find_choices
+from mezo_cli.config.compose import INSTEAD
+from mezo_cli.config.overrides import parse, quote
+from mezo_cli.config.own_code import REWARD, USED, own_keys, reward_of, without_own_code
+from mezo_cli.config.schema import Config, to_dict
+from mezo_cli.config.stored import from_yaml, read_settings
+from mezo_cli.errors import UserError
+from mezo_cli.runs import Run, checkpoints
+
+ANY_TASK = "own"  # the task that a run's own fills in, where no file has its name
+
+
+def with_settings_of(source: Path | None, overrides: Sequence[str], config_dir: str | None) -> list[str]:
+    """Return the overrides of the command line, after those that the settings of `source` come to.
+
+    A key that is given wins, and so does a choice, with all keys of its group.
+    """
+    if source is None:
+        return list(overrides)
+    choices = find_choices(config_dir)
+    parsed = parse(overrides, choices)
+    given = {override.name for override in parsed}
+    if "experiment" in given:
+        raise UserError(f"--from {source}: leave experiment=... out, whose settings its own would replace")
+    config = _read(source, given)
+    chosen = {group: getattr(getattr(config, group, None), "name", "") for group in choices}
+    chosen = {group: name for group, name in chosen.items() if name in choices[group] and name != ANY_TASK}
+    stored = _flat(to_dict(config))
+    left_out = {key for pair in INSTEAD.items() for key, other in (pair, pair[::-1]) if other in given}
+    left_out |= {key for key, other in INSTEAD.items() if stored[other]} | given
+    if config.data.seed == config.seed:
+        left_out.add("data.seed")  # it followed the seed, and does again
+    kept = {key: value for key, value in stored.items() if key not in left_out and key.partition(".")[0] not in given}
+    words = [f"{group}={name}" for group, name in chosen.items() if group not in given]
+    if "task" not in given and "task" not in chosen:  # of somebody's config folder
+        words += [
+            f"task={ANY_TASK}",
+            *(f"{key}={_spelled(kept.pop(key))}" for key in [*kept] if key.startswith("task.")),
+        ]
+    read = [override for override in parsed if override.name in choices or override.name.startswith("task.")]
+    picked = [override.jobs[0] if override.sweeps else override.text for override in read]
+    with compose.hydra_session():
+        node = compose.compose_node([*words, *picked], config_dir)
+        compose.begin(node, [])
+        before = _flat(to_dict(compose.config_of(node)))
+    words += [f"{key}={_spelled(value)}" for key, value in kept.items() if before.get(key, ...) != value]
+    return [*words, *overrides]
+
+
+def _read(source: Path, given: set[str]) -> Config:
+    """Return the config of a run, of the run of a checkpoint folder, or of a file."""
+    if source.is_file():
+        text, info = source.read_text(encoding="utf-8"), {}
+    else:
+        run = Run.open(checkpoints.find_run(source) or source)
+        text, info = (run.path / "config.yaml").read_text(encoding="utf-8"), run.info()
+    try:
+        settings, config = read_settings(text), from_yaml(text)
+    except UserError as error:
+        raise UserError(f"--from {source}: {error}") from error
+    kept, lacking = _flat(without_own_code(settings)), own_keys().keys() - given
+    own = {key: value for key, value in _flat(settings).items() if key in lacking and kept.get(key) != value}
+    if info.get(USED) and REWARD in lacking and reward_of(config) is None:
+        own[REWARD] = "FILE.py:function"
+    for key, value in own.items():
+        raise UserError(f"--from {source}: {key} is not taken from a file: give it again, {key}={value}")
+    return config
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted key -> value; the deepest mappings of the user's own names (`task.rename`) are values."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        inner = isinstance(value, Mapping) and not (prefix and key not in ("generate", "choice", "lm", "files", "hub"))
+        flat |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return flat
+
+
+def _spelled(value: Any) -> str:
+    """Return a value as the override grammar reads it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_spelled(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_spelled, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if not isinstance(value, str):
+        return repr(value)
+    is_plain = re.fullmatch(r"[A-Za-z./][\w./-]*", value) and value.lower() not in (
+        "null",
+        "true",
+        "false",
+        "nan",
+        "inf",
+    )
+    return value if is_plain else quote(value)
