@@ -69,7 +69,10 @@ def predict(
             cut = _answer_lines(session, quiet) if stream else Counter(prediction.cut for prediction in predictions)
     if not ranks.is_first:
         return
-    _warn_of_cut_rows(cut, max_length)
+    if cut[True]:
+        verb = "was" if cut[True] == 1 else "were"
+        text = f"note: {cut[True]} of {cut.total()} rows {verb} longer than {max_length} tokens and {verb} cut"
+        print_line(text, sys.stderr)
     if out is not None:
         write_output(out, _text_of(predictions, task, out.suffix))
     if as_json:
@@ -131,14 +134,6 @@ def _print(predictions: Sequence["Predicted"], quiet: bool) -> None:
             continue
         line = one.line()
         print_line(line if width is None or len(line) <= width else line[: width - 3] + "...")
-
-
-def _warn_of_cut_rows(counts: Counter[bool], max_length: int) -> None:
-    cut = counts[True]
-    if cut:
-        verb = "was" if cut == 1 else "were"
-        text = f"note: {cut} of {counts.total()} rows {verb} longer than {max_length} tokens and {verb} cut"
-        print_line(text, sys.stderr)
 
 
 def _numbered(predictions: Iterable["Predicted"]) -> list[dict[str, Any]]:

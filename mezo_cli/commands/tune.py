@@ -181,7 +181,13 @@ class _Search:
         overrides = (*self.asked["overrides"], *(f"{key}={value!r}" for key, value in trial.params.items()))
         job = Job(compose.build_config(overrides, self.config_dir), path, overrides)
         if jobs.job_status(path) in ("missing", "interrupted") and not self._is_pruned(trial, job):
-            self._train(trial, job)
+            process = self._workers.start(jobs.words_of(job, self.config_dir), {})
+            try:
+                while process.is_alive() and not self._is_pruned(trial, job):
+                    process.join(POLL_SECONDS)
+            finally:
+                jobs.stop([process])  # by SIGTERM, if the pruner says so
+            self._is_pruned(trial, job)
         if jobs.job_status(path) == "interrupted" and self._is_pruned(trial, job):
             step = self._study.trials[number].last_step
             Run(path).update(status="pruned", stopped={"by": "pruned", "step": step})
@@ -194,16 +200,6 @@ class _Search:
         self._study.tell(number, value, state=optuna.trial.TrialState[state])
         log.info("trial %d: %s", number + 1, text)
         log.info("")
-
-    def _train(self, trial: "optuna.Trial", job: Job) -> None:
-        """Run the command of a trial, and end it by SIGTERM when the pruner says so."""
-        process = self._workers.start(jobs.words_of(job, self.config_dir), {})
-        try:
-            while process.is_alive() and not self._is_pruned(trial, job):
-                process.join(POLL_SECONDS)
-        finally:
-            jobs.stop([process])
-        self._is_pruned(trial, job)
 
     def _is_pruned(self, trial: "optuna.Trial", job: Job) -> bool:
         """Report the evaluations that the study does not have yet; return whether the training ends at the last one."""

@@ -13,8 +13,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic_core import PydanticCustomError
 
 from mezo_cli.errors import SHOWN_CHARACTERS, UserError, shorten
 
@@ -118,15 +118,9 @@ class Own:
         """Return a value; in place of null that of the environment, or None."""
         return os.environ.get(self.variable) or None if value is None else value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        """Return the field's schema, by which paths become absolute: jobs may run in another working directory."""
-        return core_schema.no_info_after_validator_function(
-            lambda value: value if (own := self.find(value)) is None else own, handler(source)
-        )
-
 
 def own_path(value: Any) -> str | None:
-    """Return a path as an absolute one."""
+    """Return a path as an absolute one: jobs may run in another working directory."""
     return None if value is None else str(Path(value).expanduser().absolute())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.explain import GROUPS, key_owners
-from mezo_cli.config.registry import CHOICES, LOGGERS, is_own, plug_ins
+from mezo_cli.config.registry import CHOICES, LOGGERS, plug_ins
 from mezo_cli.errors import UserError
 
 Choices = dict[str, dict[str, Path]]  # group -> choice -> its file
@@ -29,8 +29,7 @@ def plugin_dirs() -> tuple[Path, ...]:
     """
     folders = set()
     groups = {table.group for table in (*CHOICES.values(), LOGGERS)}
-    points = [point for point in plug_ins() if point.group in groups and not is_own(point)]
-    for package in {point.module.partition(".")[0] for point in points}:
+    for package in {point.module.partition(".")[0] for point in plug_ins(of_mezo=False) if point.group in groups}:
         spec = importlib.util.find_spec(package)
         folders |= {Path(location) / "conf" for location in (spec and spec.submodule_search_locations) or ()}
     return tuple(sorted(folder for folder in folders if folder.is_dir()))

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mezo_cli.config.base import Conflicts, NotNegativeNumber, Own, Positive, PositiveNumber, own_function
 from mezo_cli.config.own_code import reward_of
@@ -91,9 +91,9 @@ class GenerateConfig(ObjectiveConfig):
     loss: Literal["reward", "lm"] = Field(
         "reward", description="minus the mean reward of the completions, or the cross-entropy of the answers' tokens"
     )
-    reward: Annotated[Any, Own("MEZO_REWARD", own_function)] = Field(
-        None, description="a name, NAME: WEIGHT pairs, `shuffled:NAME`, or a function of one's own; null: none"
-    )
+    reward: Annotated[
+        Any, AfterValidator(lambda value: own_function(value) or value), Own("MEZO_REWARD", own_function)
+    ] = Field(None, description="a name, NAME: WEIGHT pairs, `shuffled:NAME`, or a function of one's own; null: none")
     reward_timeout: PositiveNumber = Field(10.0, le=1e6, description="seconds for the rewards of a batch")
     reward_errors: Literal["stop", "zero"] = Field(
         "stop", description="what a row does whose reward fails: it ends the run, or counts 0"

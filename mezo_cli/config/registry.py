@@ -17,16 +17,11 @@ from mezo_cli.errors import UserError, did_you_mean, join
 
 
 @cache
-def plug_ins() -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points for mezo of the packages that are installed, mezo itself included."""
+def plug_ins(of_mezo: bool) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points for mezo that other packages have, or mezo's own: what these add counts as built in."""
     points = metadata.entry_points()
-    groups = sorted(group for group in points.groups if group.startswith("mezo."))
-    return tuple(sorted(point for group in groups for point in points.select(group=group)))
-
-
-def is_own(point: metadata.EntryPoint) -> bool:
-    """Return whether an entry point is mezo's own: what it adds counts as built in."""
-    return point.value.startswith("mezo_cli.")
+    found = [point for group in points.groups if group.startswith("mezo.") for point in points.select(group=group)]
+    return tuple(sorted(point for point in found if point.value.startswith("mezo_cli.") == of_mezo))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +35,13 @@ class Registry:
     @cached_property
     def built_in(self) -> dict[str, str]:
         """Map the project's own names, those of entry points last, to their `module:attribute`."""
-        return self.rows | {point.name: point.value for point in self._added if is_own(point)}
+        return self.rows | {point.name: point.value for point in plug_ins(of_mezo=True) if point.group == self.group}
 
     @cached_property
     def targets(self) -> dict[str, str]:
         """Map every name to its `module:attribute`; a built-in name cannot be replaced."""
-        return {point.name: point.value for point in self._added} | self.built_in
-
-    @property
-    def _added(self) -> list[metadata.EntryPoint]:
-        return [point for point in plug_ins() if point.group == self.group]
+        added = [point for point in plug_ins(of_mezo=False) if point.group == self.group]
+        return {point.name: point.value for point in added} | self.built_in
 
     @property
     def names(self) -> list[str]:

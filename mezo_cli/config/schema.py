@@ -318,7 +318,7 @@ class EngineConfig(Settings):
 class VllmConfig(EngineConfig):
     """A vLLM server that mezo starts, on a Unix socket, and that ends with it."""
 
-    python: Annotated[Text | None, Own("MEZO_ENGINE_PYTHON", own_path)] = Field(
+    python: Annotated[Text | None, AfterValidator(own_path), Own("MEZO_ENGINE_PYTHON", own_path)] = Field(
         None, description="an interpreter with vLLM, never stored; null: MEZO_ENGINE_PYTHON"
     )
     tensor_parallel: Positive = Field(1, description="over how many processes the engine's weights are sharded")
@@ -334,7 +334,7 @@ class OpenAiConfig(EngineConfig):
     url: Annotated[Text | None, Own("MEZO_ENGINE_URL", lambda value: value)] = Field(
         None, description="its address, never stored; null: MEZO_ENGINE_URL"
     )
-    adapter_dir: Annotated[Text | None, Own("MEZO_ENGINE_ADAPTER_DIR", own_path)] = Field(
+    adapter_dir: Annotated[Text | None, AfterValidator(own_path), Own("MEZO_ENGINE_ADAPTER_DIR", own_path)] = Field(
         None, description="for adapters; the server sees it too; null: MEZO_ENGINE_ADAPTER_DIR"
     )
     allow_remote: Flag = Field(False, description="whether the server may be on another machine")

@@ -366,7 +366,7 @@ def find_uncovered(forward: PerturbedForward, run: Callable[[], object], directi
     reads, noise = _PlainReads(forward.params.tensors), forward.params.noise
     # What forwards call of the noise runs outside the watch: it has to read theta, and may compile its kernels.
     methods = {name: _disable_current_modes()(getattr(noise, name)) for name in ("perturb", "perturb_rows")}
-    unwatched = swapped("noise", {forward.params: SimpleNamespace(**methods)})
+    unwatched = swapped("noise", {forward.params: SimpleNamespace(has_factors=False, **methods)})
     with unwatched, forward.perturbed(direction, eps, (1,)), reads:
         run()
     return [name for name in forward.params.tensors if name in reads.names_read]

@@ -15,7 +15,7 @@ from mezo_cli.models.stored_tensors import check_fingerprint, fingerprint
 from mezo_cli.perturb.noise import make_noise
 from mezo_cli.perturb.params import Params
 from mezo_cli.runs import trajectory
-from mezo_cli.runs.trajectory import Header, Trajectory, Writer
+from mezo_cli.runs.trajectory import Header, Writer
 
 OPTIMIZER = "MezoOptimizer"  # in the header: a run of the command line has the name of a choice there
 
@@ -82,22 +82,17 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
     step = len(recorded) if step is None else step
     if not 0 <= step <= len(recorded):
         raise UserError(f"step={step}: {path} holds steps 0 to {len(recorded)}")
-    params = _params_of(model, recorded, path)
-    check_fingerprint(model, recorded.header.fingerprint, path)
-    header, groups = recorded.header, recorded.header.settings["groups"]
+    header, tensors = recorded.header, dict(model.named_parameters())
+    for name, shape in header.tensors:
+        if name not in tensors or list(tensors[name].shape) != shape:
+            raise UserError(f"{path}: the model has no tensor {name} of shape {shape}")
+        if tensors[name].dtype != getattr(torch, header.dtype):
+            raise UserError(f"{path}: {name} was trained in {header.dtype}; the model has it in {tensors[name].dtype}")
+    params = Params(model, make_noise(header.noise), names={name for name, _ in header.tensors})
+    check_fingerprint(model, header.fingerprint, path)
+    groups = header.settings["groups"]
     method = header.settings.get("method", {})
     settings = check_settings(noise=header.noise, seed=header.seed, samples=header.samples, **method)
     updates = Updates(params, [group["names"] for group in groups], settings)
     updates.apply(groups, recorded.records(0, step))
     return step
-
-
-def _params_of(model: nn.Module, recorded: Trajectory, path: Path) -> Params:
-    """Return the tensors that the trajectory names."""
-    tensors, dtype = dict(model.named_parameters()), recorded.header.dtype
-    for name, shape in recorded.header.tensors:
-        if name not in tensors or list(tensors[name].shape) != shape:
-            raise UserError(f"{path}: the model has no tensor {name} of shape {shape}")
-        if tensors[name].dtype != getattr(torch, dtype):
-            raise UserError(f"{path}: {name} was trained in {dtype}; the model has it in {tensors[name].dtype}")
-    return Params(model, make_noise(recorded.header.noise), names={name for name, _ in recorded.header.tensors})

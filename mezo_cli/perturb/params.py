@@ -123,7 +123,8 @@ class Params:
         self._spans: dict[int | None, list[Span]] = {}  # of the tensors, by the size that they are cut to
         self._spans_of: Mapping[str, nn.Parameter] = self.tensors
         self.span_of: dict[str, Span] = {}  # in the order of the storage
-        for segment in move_to_flat_storage(self.tensors, noise.tile):
+        for names_there in _share_out(self.tensors, noise.tile):
+            segment = _fill({name: self.tensors[name] for name in names_there}, noise.tile)
             ends = segment.ends.tolist()
             for (name, _), first, last in zip(segment.tensors, [0, *ends], ends, strict=False):
                 self.span_of[name] = Span(segment, first, last)
@@ -299,19 +300,6 @@ def _passes(
 # --- flat storage, of which the trainable tensors are views ---
 
 
-def move_to_flat_storage(tensors: Mapping[str, nn.Parameter], tile: int) -> list[Segment]:
-    """Make the tensors views of flat storage, in their order; their values stay.
-
-    The tensors of one module are in one segment, so that one call perturbs all of them. A large tensor that fills whole
-    tiles stays where it is. Others are moved one by one, and their old memory is freed.
-
-    Args:
-        tensors: name -> parameter.
-        tile: elements per tile.
-    """
-    return [_fill({name: tensors[name] for name in names}, tile) for names in _share_out(tensors, tile)]
-
-
 def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[str]]:
     """Yield the names of each segment's tensors: a layer that fits is in one segment, which one call perturbs."""
     names: list[str] = []
@@ -351,7 +339,7 @@ def _stays(p: Tensor, tile: int) -> bool:
 
 
 def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
-    """Return a segment of these tensors."""
+    """Make the tensors views of a segment: moved one by one, so that their old memory is freed; their values stay."""
     shapes = [(name, tuple(p.shape)) for name, p in tensors.items()]
     first = next(iter(tensors.values())).data
     if len(tensors) == 1 and _stays(first, tile):

@@ -8,12 +8,13 @@ perturbed rows. The modules of a small layer have copies that are written togeth
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mezo_cli.perturb.functional import is_plain_embedding, swap_params
+from mezo_cli.perturb.noise.direction import Factors
 from mezo_cli.perturb.params import SEGMENT
 from mezo_cli.perturb.plan import (
     BOTH,
@@ -153,9 +154,10 @@ class Patches:
             return owner.forward
         if mode == BOTH and owner.perturbed:
             return _refuse
+        module = patched.module
+        if mode != THETA and type(module) is nn.Linear and self._factors_of(module.weight) is not None:
+            return partial(self._factored_linear, module)
         run = Plan(self._forward, self._scratch, [owner], 2 if mode == PAIRED else 1).run
-        if mode != THETA and isinstance(patched.module, nn.Linear) and self._has_factors(patched.module):
-            return partial(self._factored_linear, patched.module, run)
         return partial(self._at_theta, owner, run) if mode == THETA else run
 
     def _at_theta(self, owner: Owner, run: Way, *args: Any, **kwargs: Any) -> Any:
@@ -204,12 +206,11 @@ class Patches:
     def _layer_way(self, patched: PatchedForward, mode: int) -> Way:
         """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
         run, inside = patched.__wrapped__, set(patched.module.modules())
-        if mode not in (ONE_SIGN, PAIRED) or not self.layer_elements:
+        if mode not in (ONE_SIGN, PAIRED) or not self.layer_elements or self._forward.params.noise.has_factors:
             return run
         of_modules = {m: one for m, one in self.modules.items() if m in inside and not is_plain_embedding(m)}
         owners = [owner for owner in (self._owner(module, mode) for module in of_modules) if not owner.rounded]
-        has_factors = any(isinstance(module, nn.Linear) and self._has_factors(module) for module in of_modules)
-        if has_factors or not any(owner.perturbed for owner in owners):
+        if not any(owner.perturbed for owner in owners):
             return run
         # A layer inside this one has no copies of its own, then.
         layers = [one for one in self.layers if one.module in inside and one is not patched]
@@ -233,25 +234,23 @@ class Patches:
                 of_module[mode] = way
             self._scratch.used = before
 
-    def _has_factors(self, module: nn.Linear) -> bool:
-        """Whether a linear layer computes with the factors of z: in float32, where no weight is rounded."""
-        forward, noise = self._forward, self._forward.params.noise
-        if not (forward.uses_factors and type(module) is nn.Linear and forward.compute_dtype == torch.float32):
-            return False
-        return noise.has_factors and forward.params.dtype == torch.float32 and self.is_perturbed(module.weight)
+    def _factors_of(self, weight: Tensor) -> Factors | None:
+        """Return z of a weight if its forward uses the factors: in float32, where no weight is rounded."""
+        forward = self._forward
+        dtypes, perturbation = {forward.compute_dtype, forward.params.dtype}, forward.perturbation
+        if not (forward.params.noise.has_factors and forward.uses_factors) or dtypes != {torch.float32}:
+            return None
+        if perturbation is None or not self.is_perturbed(weight):
+            return None
+        name = forward.reach.names[id(weight)]
+        return forward.params.noise.factors(perturbation.direction, name, weight.shape, weight.device)
 
-    def _factored_linear(self, module: nn.Linear, run: Way, input: Tensor) -> Tensor:
-        """Return x (W + c U V^T)^T + bias as x W^T + c (x V) U^T + bias: U V^T is not computed.
-
-        `run` is the way of a matrix that is too small to have factors.
-        """
-        forward, weight = self._forward, module.weight
-        noise, perturbation = forward.params.noise, forward.perturbation
+    def _factored_linear(self, module: nn.Linear, input: Tensor) -> Tensor:
+        """Return x (W + c U V^T)^T + bias as x W^T + c (x V) U^T + bias: U V^T is not computed."""
+        forward, factors, perturbation = self._forward, self._factors_of(module.weight), self._forward.perturbation
+        assert factors is not None
         assert perturbation is not None
-        direction, eps, signs = perturbation
-        factors = noise.factors(direction, forward.reach.names[id(weight)], weight.shape, weight.device)
-        if factors is None:
-            return cast("Tensor", run(input))
+        _, eps, signs = perturbation
         biases: list[dict[str, Tensor]] = [{}] * len(signs)
         if module.bias is not None:
             biases = [{"bias": bias} for bias in forward.perturbed_weight(module.bias).view(-1, module.out_features)]
