@@ -50,7 +50,7 @@ def opened(config: Config, run: Run | None = None, at: str | int | None = None, 
         return session
     step = restore.find_step(config, run, at) if isinstance(at, str) else at
     if step is not None:
-        restore.require_trajectory(config, run, f"step {step}")
+        restore.read_trajectory(config, run, step)  # which has to reach it
     session = _load(config, is_new=False)
     try:
         models.load_initial_state(session.loaded.model, run.initial_state_file)

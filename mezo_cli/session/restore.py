@@ -95,7 +95,7 @@ def go_to(session: Session, run: Run, step: int, resumes: bool = False) -> None:
         copy_checkpoint(session, run, "last")
         optimizer.load_state(state)
         return
-    past = _begin_replay(session, run, _read_trajectory(session.config, run, step, resumes))
+    past = _begin_replay(session, run, read_trajectory(session.config, run, step, resumes))
     known = {name: at for name in checkpoints.NAMES if (at := run.checkpoint_step(name)) is not None and at <= step}
     # From `best` the moments would have to be rebuilt, though it be newer than `last`, which stores them.
     name = "last" if "last" in known and state.is_file() else max(known, key=lambda one: known[one], default=None)
@@ -132,7 +132,7 @@ def copy_checkpoint(session: Session, run: Run, name: str) -> None:
 def replayed(session: Session, run: Run, steps: Iterable[int]) -> Iterator[int]:
     """Bring a session from the run's start to each of the steps, in order, by the trajectory alone, and yield them."""
     for step in sorted(set(steps)):
-        past = _read_trajectory(session.config, run, step)
+        past = read_trajectory(session.config, run, step)
         _replay(session, run, past if session.at else _begin_replay(session, run, past), step)
         yield step
 
@@ -185,7 +185,7 @@ def _in_parts(past: Trajectory, start: int, stop: int, work: Callable[[list[Step
         progress(first + len(part) - start)
 
 
-def _read_trajectory(config: Config, run: Run, step: int, resumes: bool = False) -> Trajectory:
+def read_trajectory(config: Config, run: Run, step: int, resumes: bool = False) -> Trajectory:
     """Return the trajectory, which has to reach a step; `resumes`: what follows may be damaged, and is cut."""
     require_trajectory(config, run, f"step {step}")
     past = trajectory.read(run.trajectory) if resumes else run.read_trajectory()
