@@ -30,7 +30,7 @@ def test_help_and_no_words_exit_0_and_name_the_commands() -> None:
     said = mezo("train", "--help").out
     keys = ["task", "objective", "model", "data", "optimizer", "peft", "steps", "batch_size", "eval_every", "seed"]
     assert all(f" {key}=" in said for key in keys)
-    assert said.count(" mezo train ") == 4
+    assert said.count(" mezo train ") == 5
 
 
 @pytest.mark.parametrize("command", ["", *typer.main.get_command(cli.app).commands])  # type: ignore[attr-defined]

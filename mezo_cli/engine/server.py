@@ -53,9 +53,9 @@ class Vllm:
 
 
 class SGLang(Vllm):
-    """The same of SGLang's. Read in its documentation and source, never run."""
+    """The same of SGLang's. Its request classes take them (tests/engine/test_sglang.py); its server was never run."""
 
-    models, complete = "/get_model_info", "/generate"
+    models, complete = "/model_info", "/generate"
     load, unload = "/load_lora_adapter", "/unload_lora_adapter"
 
     def served(self, answer: Any) -> tuple[str, int | None]:

@@ -110,7 +110,7 @@ def test_the_commands_depend_on_how_the_run_ended(ended: str, more: str, tmp_pat
     made = make_run(tmp_path / "a run", {"steps": 9}, ended=ended, grads=[1.0])
     made.update(argv=["mezo", "train", "task=sst2", "hydra.run.dir=x", "--config-dir", "mine", "-q"])
     found = told(made.path)["commands"]
-    assert list(found) == ["Run again", more]
+    assert list(found) == ["Run again", "With changes", more]
     assert found["Run again"] == "mezo train task=sst2 --config-dir mine"
     assert f"'{tmp_path}/a run'" in found[more]
 
@@ -118,7 +118,8 @@ def test_the_commands_depend_on_how_the_run_ended(ended: str, more: str, tmp_pat
 def test_a_shared_folder_is_evaluated_on_data_that_are_named(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", {"data.name": "files"}, grads=[1.0])
     write_object(made.path / "run.json", {key: value for key, value in made.info().items() if key != "argv"})
-    (evaluate,) = told(made.path)["commands"].values()
+    changed, evaluate = told(made.path)["commands"].values()
+    assert changed == f"mezo train --from {tmp_path}/run"
     assert evaluate.endswith("--split test data.dir=DIR")
 
 
