@@ -88,6 +88,7 @@ def train(
     prints: Annotated[bool, typer.Option("--print", help="With -m: print a command per job, and run none.")] = False,
     quiet: QuietTraining = False,
     source: From = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run one training, or a sweep with -m.
 
@@ -120,12 +121,14 @@ def train(
     for option, given in {"print": prints, "jobs": jobs != 1}.items():
         if given and not multirun:
             raise UserError(f"--{option} needs a sweep: add -m")
+    if as_json and (prints or cfg):
+        raise UserError("--json describes what has run: leave --print and --cfg out")
     words = _words(source, overrides, config_dir)
     if multirun:
         check_command("train -m")
         from mezo_cli.commands import sweep
 
-        raise typer.Exit(sweep.sweep(words, config_dir, jobs, prints, quiet))
+        raise typer.Exit(sweep.sweep(words, config_dir, jobs, prints, quiet, as_json))
     if cfg is not None:
         from mezo_cli.config import compose, schema, stored
 
@@ -133,7 +136,7 @@ def train(
     else:
         from mezo_cli.commands import train
 
-        train.train(words, config_dir, quiet)
+        train.train(words, config_dir, quiet, as_json)
 
 
 @app.command("eval", rich_help_panel="Use a run's weights")
@@ -193,11 +196,12 @@ def tune(
     ] = 20,
     config_dir: ConfigDir = None,
     quiet: QuietTraining = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search for learning rate, eps and other numbers with Optuna: one training per trial."""
     from mezo_cli.commands import tune
 
-    raise typer.Exit(tune.tune(overrides or [], config_dir, ranges or [], trials, quiet))
+    raise typer.Exit(tune.tune(overrides or [], config_dir, ranges or [], trials, quiet, as_json))
 
 
 @app.command(rich_help_panel="Use a run's weights")
@@ -220,11 +224,12 @@ def verify(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="data.dir=DIR, objective.reward=FILE.py:function.")
     ] = None,
     base: Base = None,
+    as_json: AsJson = False,
 ) -> None:
     """Rebuild the picked and the last weights from the trajectory, and compare weights and scores with the run's."""
     from mezo_cli.commands import verify
 
-    raise typer.Exit(verify.verify(run, overrides or [], base))
+    raise typer.Exit(verify.verify(run, overrides or [], base, as_json))
 
 
 @app.command(rich_help_panel="Use a run's weights")

@@ -6,7 +6,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from mezo_cli.commands.as_json import describe_run, json_at_end
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.config.own_code import OwnCode, check_stored, for_workers, own_keys, split_own_code
 from mezo_cli.config.stored import is_same_run
@@ -31,6 +33,7 @@ def sweep(
     at_once: int = 1,
     prints: bool = False,
     quiet: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Run the jobs of a sweep, or those that are left of it; return the exit status.
 
@@ -40,10 +43,19 @@ def sweep(
         at_once: how many jobs run at a time on this machine.
         prints: whether the commands are printed instead.
         quiet: whether only the directory, warnings and errors are printed.
+        as_json: whether they go to standard error, and a document about all jobs is printed at the end.
     """
-    with training_output(quiet or prints):
+    quiet = quiet or as_json
+    with json_at_end(as_json) as tell, training_output(quiet or prints):
         plan = plan_sweep(overrides, config_dir)
-        return _run(plan, _make_record(plan), at_once, prints, quiet)
+        record = _make_record(plan)
+        tell(plan.directory, lambda: _describe(plan))
+        return _run(plan, record, at_once, prints, quiet)
+
+
+def _describe(plan: SweepPlan) -> dict[str, Any]:
+    done = [{"overrides": list(job.overrides), **describe_run(job.directory)} for job in plan.jobs]
+    return {"sweep": str(plan.directory.absolute()), "jobs": done}
 
 
 def resume(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from mezo_cli.commands.as_json import describe_run, json_at_end
 from mezo_cli.commands.execute import execute
 from mezo_cli.commands.new_run import check_new_run
 from mezo_cli.commands.ranks import broadcast_run, check_shareable
@@ -14,10 +15,11 @@ from mezo_cli.distributed.ranks import joined
 from mezo_cli.runs import Run
 
 
-def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False) -> None:
+def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False, as_json: bool = False) -> None:
     """Compose the config, create the run directory and train; if `quiet`, print that directory and warnings only."""
     check_command("train")
-    with joined() as ranks, training_output(quiet) as console:
+    quiet = quiet or as_json
+    with joined() as ranks, json_at_end(as_json) as tell, training_output(quiet) as console:
         job = compose.load(overrides, config_dir)
         if ranks.size > 1:
             ranks.check_same("config", to_yaml(job.config))
@@ -31,5 +33,6 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False)
         shared = broadcast_run(ranks, new)
         assert shared is not None
         run = shared[0]
+        tell(run.path, lambda: describe_run(run.path))
         announce(run.path, quiet)
         execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends

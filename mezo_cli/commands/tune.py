@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mezo_cli.commands.as_json import describe_run, json_at_end
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.commands.sweep import PRELOADED, check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
@@ -49,8 +50,10 @@ def tune(
     ranges: Sequence[str] = (),
     trials: int = 20,
     quiet: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Search for the settings with the best result on dev, or continue a search; return the exit status."""
+    quiet = quiet or as_json
     base, plan = _compose_base(overrides, config_dir)
     searched = parse_ranges(ranges, base)
     kept = [text for text in split_own_code(overrides)[0] if not text.lstrip("+").startswith("hydra")]
@@ -67,9 +70,11 @@ def tune(
         "ranges": [str(item) for item in searched],
         "trials": trials,
     }
-    with for_workers(plan.own), training_output(quiet):
+    with for_workers(plan.own), json_at_end(as_json) as tell, training_output(quiet):
         check_new_runs([base])
-        return _Search(plan.directory, asked, base, searched, config_dir, quiet).run()
+        search = _Search(plan.directory, asked, base, searched, config_dir, quiet)
+        tell(plan.directory, search.describe)
+        return search.run()
 
 
 def resume(folder: Path, given: Sequence[str] = (), config_dir: str | None = None, quiet: bool = False) -> int:
@@ -149,6 +154,17 @@ class _Search:
             log.warning("continue with: mezo resume %s", shlex.quote(relative_path(self.folder)))
             raise
         return self._conclude()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the document of the search: its trials, and the one that is best if it has not diverged."""
+        done = [
+            {"trial": trial.number + 1, "state": trial.state.name.lower(), "value": _finite(trial.value)}
+            | {"params": trial.params, **describe_run(self.folder / str(trial.number))}
+            for trial in self._trials()
+        ]
+        ended = [trial for trial in done if trial["state"] == "complete" and trial["value"] is not None]
+        best = max(ended, key=lambda trial: self._order * trial["value"], default=None)
+        return {"search": str(self.folder.absolute()), "best": best and best["trial"], "trials": done}
 
     def _trials(self) -> "list[optuna.trial.FrozenTrial]":
         """Return the trials that have all their values: a process may be killed while it asks for one."""
@@ -247,6 +263,10 @@ class _Search:
         for number in failed:
             print_failed(f"trial {number + 1}", self.folder / str(number))
         return 1 if failed else 0
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _format(params: Mapping[str, float]) -> str:

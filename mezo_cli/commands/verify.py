@@ -3,6 +3,7 @@
 It shows that these weights give these scores, not that they were trained on no row of test.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,19 +29,24 @@ VERDICTS = {True: "ok", False: "DIFFERS", None: "-"}
 Check = tuple[bool | None, str, str]  # whether it holds, None: it is not known; what was compared; the figures
 
 
-def verify(path: Path, overrides: Sequence[str], base: Path | None) -> int:
-    """Print a line per check; return 0 if all hold, 1 if one does not.
+def verify(path: Path, overrides: Sequence[str], base: Path | None, as_json: bool = False) -> int:
+    """Print a line per check, or with `as_json` one document; return 0 if all hold, 1 if one does not.
 
     Raises:
         UserError: for a run that is not finished, or that leaves no trajectory; and where its files are damaged.
     """
     import_torch()
-    failed = 0
+    checks: list[Check] = []
     with console_logging(make_console(), quiet=True):
         for holds, what, figures in _checks(open_with_own(path, None, base, overrides)):
-            print_line(f"{VERDICTS[holds]:8}{what:9}{figures}")
-            failed += holds is False
-    return int(failed > 0)
+            checks.append((holds, what, figures))
+            if not as_json:
+                print_line(f"{VERDICTS[holds]:8}{what:9}{figures}")
+    differs = any(holds is False for holds, _, _ in checks)
+    if as_json:
+        said = [{"check": what, "holds": holds, "figures": figures} for holds, what, figures in checks]
+        print_line(json.dumps({"run": str(path.absolute()), "verified": not differs, "checks": said}, indent=2))
+    return int(differs)
 
 
 def _checks(opened: Opened) -> Iterator[Check]:
