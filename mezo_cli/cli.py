@@ -388,7 +388,7 @@ def _words(source: Path | None, overrides: list[str] | None, config_dir: str | N
 
 
 def main(run: Callable[..., Any] = app) -> None:
-    """Run the command line. Exit status: 0 done, 2 the user's mistake, 1 a failed run, 130 interrupted."""
+    """Run the command line. What the exit status says: docs/reference/commands.md."""
     prepare_standard_streams()
     set_library_defaults()
     with silent_followers(), logs_without_credentials(), termination_as_keyboard_interrupt():

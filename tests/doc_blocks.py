@@ -1,4 +1,4 @@
-"""The code blocks of README.md and docs/: which there are, the commands in them, and what each says that it needs.
+"""The code blocks of README.md, SKILL.md and docs/: which there are, the commands in them, and what each says that it needs.
 
 A comment directly before a block says how it is tested:
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md", *(ROOT / "docs").rglob("*.md")])
 NEEDS = {
     "hub": "a model or data from the Hugging Face hub",
     "data": "data that are not in this repository",

@@ -32,6 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder)]
     subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
+    assert wheel.stat().st_size < 20e6, "PyPI, uvx and a laptop are to have it quickly"
     zipfile.ZipFile(wheel).extractall(folder / "site")
     return folder / "site"
 

@@ -27,6 +27,7 @@ from mezo_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
+FOR_PROGRAMS = Path(__file__).with_name("for_programs.md")  # what no class and no docstring says
 COMMAND = "python scripts/reference/make_reference.py"
 MADE = f"<!-- made by `{COMMAND}`: change mezo_cli/ and run it again -->"
 
@@ -215,15 +216,14 @@ def commands_page() -> str:
         MADE,
         "# Commands",
         *_paragraph(
-            "`mezo COMMAND --help` prints the same. Exit status: 0 done; 2 a mistake of the user's, in one line; 1 a"
-            " failure after training began, or a job of a sweep that failed; 130 interrupted. `mezo --version` prints"
-            " the version."
+            "`mezo COMMAND --help` prints the same. `mezo --version` prints the version. A program that runs mezo reads"
+            " [the exit status](#exit-status) and [one document](#one-document)."
         ),
         *_paragraph(", ".join(f"[{name}](#mezo-{name})" for name in commands)),
     ]
     counts = Counter(row for command in commands.values() for row in _options(command).values())
     shared = [row for row, count in counts.items() if count > 2]
-    lines += ["## Options of several commands", *shared, ""]
+    lines += ["## Options of several commands", *shared, "", *FOR_PROGRAMS.read_text(encoding="utf-8").splitlines(), ""]
     for name, command in commands.items():
         lines += [f"## mezo {name}", *_command(name, command, shared), ""]
     return "\n".join(lines).rstrip() + "\n"
