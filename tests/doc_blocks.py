@@ -1,4 +1,4 @@
-"""The code blocks of README.md, SKILL.md and docs/: which there are, the commands in them, and what each says that it needs.
+"""The code blocks of README.md, SKILL.md and docs/: the commands in them, and what each says that it needs.
 
 A comment directly before a block says how it is tested:
 

@@ -1,4 +1,4 @@
-"""README.md, SKILL.md and docs/: every command exists, every link leads to a file, every block is run or says what it needs."""
+"""README.md, SKILL.md, docs/: commands exist, links lead to files, every block is run or says what it needs."""
 
 import ast
 import contextlib

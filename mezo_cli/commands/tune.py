@@ -157,7 +157,7 @@ class _Search:
 
     def describe(self) -> dict[str, Any]:
         """Return the document of the search: its trials, and the one that is best if it has not diverged."""
-        done = [
+        done: list[dict[str, Any]] = [
             {"trial": trial.number + 1, "state": trial.state.name.lower(), "value": _finite(trial.value)}
             | {"params": trial.params, **describe_run(self.folder / str(trial.number))}
             for trial in self._trials()

@@ -1,4 +1,4 @@
-"""SGLang's own request classes take what mezo sends. Run where sglang can be imported: PYTHONPATH, or its environment."""
+"""SGLang's own request classes take what mezo sends. Run where sglang can be imported (PYTHONPATH)."""
 
 from typing import Any
 
