@@ -338,7 +338,7 @@ class OpenAiConfig(EngineConfig):
         None, description="for adapters; the server sees it too; null: MEZO_ENGINE_ADAPTER_DIR"
     )
     allow_remote: Flag = Field(False, description="whether the server may be on another machine")
-    server: Literal["vllm", "sglang"] = Field("vllm", description="whose paths it has; sglang's server was never run")
+    server: Literal["vllm", "sglang"] = Field("vllm", description="whose paths it has; sglang was run on a CPU alone")
     dtype: Dtype = Field("float32", description="of the server's weights and forwards, for the check at the start")
     max_loras: Positive = Field(8, le=256, description="the most LoRA members at once: the server's --max-loras")
     timeout: PositiveNumber = Field(600.0, description="seconds to wait for an answer")

@@ -53,7 +53,7 @@ class Vllm:
 
 
 class SGLang(Vllm):
-    """The same of SGLang's. Its request classes take them (tests/engine/test_sglang.py); its server was never run."""
+    """The same of SGLang's. Seen with its server on a CPU (tests/engine/test_sglang.py)."""
 
     models, complete = "/model_info", "/generate"
     load, unload = "/load_lora_adapter", "/unload_lora_adapter"
