@@ -26,7 +26,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [name if name in ("mlm", "generate") else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+    "kind", [name if name == "mlm" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
 )
 def test_every_command_holds_one_model_at_a_time(
     kind: str, roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
