@@ -29,10 +29,10 @@ def data(overrides: Sequence[str], export: Path | None, words: bool, config_dir:
 
     if words and export is not None:
         raise UserError("--words and --export: give one of them")
-    if command := propose_command(overrides, config_dir):
+    config = build_config(overrides, config_dir)
+    if command := propose_command(config, overrides, config_dir):
         print_line(f"no task is given for these rows; a proposal, to be looked at:\n{command}")
         return
-    config = build_config(overrides, config_dir)
     if words:
         with console_logging(make_error_console()):
             import_torch()

@@ -21,13 +21,11 @@ from mezo_cli.runs import Run, checkpoints
 ANY_TASK = "own"  # the task that a run's own fills in, where no file has its name
 
 
-def with_settings_of(source: Path | None, overrides: Sequence[str], config_dir: str | None) -> list[str]:
+def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | None) -> list[str]:
     """Return the overrides of the command line, after those that the settings of `source` come to.
 
     A key that is given wins, and so does a choice, with all keys of its group.
     """
-    if source is None:
-        return list(overrides)
     choices = find_choices(config_dir)
     parsed = parse(overrides, choices)
     given = {override.name for override in parsed}

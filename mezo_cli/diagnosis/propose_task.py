@@ -12,7 +12,7 @@ from typing import Any
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.overrides import Override, parse
-from mezo_cli.config.schema import DataConfig, FilesConfig, TaskConfig
+from mezo_cli.config.schema import Config, DataConfig, FilesConfig, TaskConfig
 from mezo_cli.data.sources import first_rows
 from mezo_cli.data.table import ABSENT, Table, label_texts
 from mezo_cli.errors import SHOWN_CHARACTERS, UserError, join, shorten
@@ -43,13 +43,13 @@ def check_own_task(overrides: Sequence[str], config_dir: str | None) -> None:
         raise UserError(f"{OWN} needs {join(missing)}; a row of {table.name} is {shown}; for example: {words}")
 
 
-def propose_command(overrides: Sequence[str], config_dir: str | None) -> str | None:
-    """Return the command that trains on a file which no task was given for; None where the default task reads it."""
+def propose_command(config: Config, overrides: Sequence[str], config_dir: str | None) -> str | None:
+    """Return the command that trains on a file which no task was given for; None where the config's task reads it."""
     given = {override.name: override for override in parse(overrides, find_choices(config_dir))}
     if {"task", "experiment"} & given.keys() or "data.dir" not in given or not Path(given["data.dir"].value).is_file():
         return None
     table, settings = _look(given, overrides)
-    if "sentence" in table.columns:
+    if all(table.find_column(column, config.task.rename) is not None for column in config.task.columns):
         return None
     return shlex.join(["mezo", "train", OWN, *settings.values(), *overrides])
 

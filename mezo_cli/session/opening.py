@@ -49,14 +49,13 @@ def opened(config: Config, run: Run | None = None, at: str | int | None = None, 
         session.at = run.checkpoint_step(name) or 0
         return session
     step = restore.find_step(config, run, at) if isinstance(at, str) else at
-    if step is not None:
-        restore.read_trajectory(config, run, step)  # which has to reach it
+    past = None if step is None else restore.read_trajectory(config, run, step)  # which has to reach it
     session = _load(config, is_new=False)
     try:
         models.load_initial_state(session.loaded.model, run.initial_state_file)
         models.check_fingerprint(session.loaded.model, run.info()["weights_fingerprint"], run.path)
         if step is not None:
-            restore.go_to(session, run, step)
+            restore.go_to(session, run, step, past)
     except BaseException:
         session.close()
         raise

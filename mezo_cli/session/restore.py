@@ -84,18 +84,19 @@ def verified(run: Run, name: str) -> Path:
 # --- from the start of the run to a step ---
 
 
-def go_to(session: Session, run: Run, step: int, resumes: bool = False) -> None:
+def go_to(session: Session, run: Run, step: int, past: Trajectory | None = None) -> None:
     """Bring a session from the run's start to the weights of `step`: by the newest checkpoint that is not after it.
 
-    `resumes`: the method's state is brought there, too, so that training continues as if it had never stopped; and
-    what follows in the trajectory may be damaged.
+    The method's state is brought there, too, so that training can continue as if it had never stopped. `past` is the
+    trajectory; None: it is read here, and what follows the step may be damaged, as a crash leaves it.
     """
     optimizer, state = session.optimizer, run.checkpoints / "last" / OPTIMIZER_STATE
     if not optimizer.replayable:
         copy_checkpoint(session, run, "last")
         optimizer.load_state(state)
         return
-    past = _begin_replay(session, run, read_trajectory(session.config, run, step, resumes))
+    past = past or read_trajectory(session.config, run, step, resumes=True)
+    _begin_replay(session, run, past)
     known = {name: at for name in checkpoints.NAMES if (at := run.checkpoint_step(name)) is not None and at <= step}
     # From `best` the moments would have to be rebuilt, though it be newer than `last`, which stores them.
     name = "last" if "last" in known and state.is_file() else max(known, key=lambda one: known[one], default=None)
@@ -131,9 +132,11 @@ def copy_checkpoint(session: Session, run: Run, name: str) -> None:
 
 def replayed(session: Session, run: Run, steps: Iterable[int]) -> Iterator[int]:
     """Bring a session from the run's start to each of the steps, in order, by the trajectory alone, and yield them."""
-    for step in sorted(set(steps)):
-        past = read_trajectory(session.config, run, step)
-        _replay(session, run, past if session.at else _begin_replay(session, run, past), step)
+    wanted = sorted(set(steps))
+    past = read_trajectory(session.config, run, wanted[-1])
+    _begin_replay(session, run, past)
+    for step in wanted:
+        _replay(session, run, past, step)
         yield step
 
 
@@ -148,8 +151,8 @@ def check_weights(session: Session, run: Run) -> None:
             )
 
 
-def _begin_replay(session: Session, run: Run, past: Trajectory) -> Trajectory:
-    """Train the tensors that the header lists, and let the method keep the start; return the trajectory."""
+def _begin_replay(session: Session, run: Run, past: Trajectory) -> None:
+    """Train the tensors that the trajectory's header lists, and let the method keep the start."""
     params = session.params
     dtype, stored = session.config.model.dtype, past.header.dtype
     if stored != dtype:
@@ -162,7 +165,6 @@ def _begin_replay(session: Session, run: Run, past: Trajectory) -> Trajectory:
     params.nonnegative = past.header.nonnegative or []
     assert session.optimizer.replayable
     session.optimizer.keep_start(params)
-    return past
 
 
 def _replay(session: Session, run: Run, past: Trajectory, step: int) -> None:

@@ -212,7 +212,7 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
             precision.check(session, session.loss_of([rows["train"][i] for i in numbers], sampler.weights(numbers)))
         forgetting = Forgetting(config, session, prepared.kept) if session.objective.measures_forgetting else None
         if resumed:
-            restore.go_to(session, run, resumed, resumes=True)
+            restore.go_to(session, run, resumed)
     check_same_weights(session)
     if session.ranks.size > 1:
         log.info("ranks  %d ranks share the %s of each step", session.ranks.size, session.ranks.split)
