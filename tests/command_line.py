@@ -27,6 +27,9 @@ class Result:
     err: str
 
 
+Train = Callable[..., Result]  # of the fixture `train`
+
+
 def mezo(*words: object, run: Callable[..., Any] = cli.app) -> Result:
     """Run `mezo words...` in this process."""
     out, err = io.StringIO(), io.StringIO()

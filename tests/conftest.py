@@ -195,6 +195,14 @@ def movies(tmp_path: Path) -> Path:
     return tiny.movie_folder(tmp_path / "movies")
 
 
+@pytest.fixture
+def train(roberta: Path, movies: Path) -> Callable[..., Any]:
+    """Return a function that trains the tiny RoBERTa in a run directory, with further words."""
+    from tests.command_line import mezo, small
+
+    return lambda run, *words: mezo("train", *small(roberta, movies, run, *words))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow all but n evenly spaced cases of each test that is marked `sample(n)`."""
     groups: dict[str, list[pytest.Item]] = {}

@@ -19,9 +19,6 @@ from tests.report.run_directories import make_run
 pytestmark = pytest.mark.usefixtures("in_tmp_path", "composing_all")
 
 
-# --- help ---
-
-
 def test_help_and_no_words_exit_0_and_name_the_commands() -> None:
     for words in (["--help"], ["-h"], []):
         said = mezo(*words)
@@ -41,9 +38,6 @@ def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: py
     assert max(map(len, said.out.splitlines())) <= 80
     usage = next(line for line in said.out.splitlines() if "Usage: " in line)
     assert "[[" not in usage
-
-
-# --- mistakes: exit 2, one line, nothing run, nothing left ---
 
 
 @pytest.mark.parametrize(
@@ -106,7 +100,6 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
     ],
 )
 def test_odd_standard_streams(command: str, code: int, out: str, err: str, tmp_path: Path) -> None:
-    """Closed, on a full disk, or in an encoding that lacks a character."""
     make_run(tmp_path / "r\xe9sum\xe9" / "r")
     locale = {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}
     words = ["sh", "-c", f"exec {sys.executable} -m mezo_cli {command}"]
@@ -121,9 +114,6 @@ def test_versions_are_printed() -> None:
     assert said.code == 0
     names = {line.split()[0] for line in said.out.splitlines()}
     assert {"python", "torch", "transformers", "datasets", "hydra-core", "platform", "cores", "cuda"} <= names
-
-
-# --- the composed config ---
 
 
 def test_cfg_job_prints_the_composed_config_and_runs_nothing(tmp_path: Path) -> None:

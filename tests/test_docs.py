@@ -39,9 +39,6 @@ def folder_of(page: Path, folder: Path) -> Iterator[None]:
         yield
 
 
-# --- what is checked of every page ---
-
-
 def check_command(command: str, composes: bool) -> None:
     """Check that the programs of a command line exist, with these options, and if `composes`, that settings compose."""
     for part in re.split(r" \|\|? | && ", command):
@@ -117,9 +114,6 @@ def test_every_link_leads_to_a_file_and_every_page_is_on_the_map() -> None:
                 assert (page.parent / target).exists(), f"{page.name}: {target} does not exist"
                 linked |= {(page.parent / target).resolve()} if page.name == "index.md" else set()
     assert [page.name for page in (ROOT / "docs").rglob("*.md") if page not in linked and page.name != "index.md"] == []
-
-
-# --- running them ---
 
 
 def run(block: Block, bin_folder: Path, folder: Path) -> None:

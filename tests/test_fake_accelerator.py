@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch.utils.backend_registration
 
-from mezo_cli.models.dtypes import DTYPES
-from mezo_cli.objectives import LOSSES, OBJECTIVES
-from mezo_cli.optim import OPTIMIZERS
 from tests.device_cases import CASES, check_case
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,20 +45,3 @@ def test_a_generation_waits_once_per_token(tmp_path: Path) -> None:
     assert "error" not in host, host["error"]
     assert len(host["waits"]) == 6, host["waits"]
     assert len(host["copies"]) == 4  # the prompts, their mask and positions, and keys of the random numbers
-
-
-def test_the_cases_have_every_value() -> None:
-    chosen = [dict(word.split("=", 1) for word in words) for words in CASES.values()]
-
-    def values(key: str, default: str) -> set[str]:
-        return {words.get(key, default) for words in chosen}
-
-    # A generation waits once per token, which has a test of its own.
-    assert values("objective", "") == set(OBJECTIVES.built_in) - {"generate"}
-    assert values("optimizer", "") == set(OPTIMIZERS.built_in)
-    assert values("peft", "none") == {path.stem for path in (ROOT / "conf" / "peft").glob("*.yaml")}
-    assert values("model.dtype", "float32") == set(DTYPES)
-    # With one direction a wait per direction would not show.
-    for several in ("optimizer.samples", "optimizer.members"):
-        losses = {words.get("objective.loss", "cross_entropy") for words in chosen if int(words.get(several, 1)) > 1}
-        assert losses == set(LOSSES.built_in)

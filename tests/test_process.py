@@ -57,7 +57,6 @@ print(before - peak_memory(cpu))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/clear_refs")
 def test_the_peak_memory_of_a_job_is_its_own() -> None:
-    """What an earlier job of the process took is not in it."""
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=environment())
     assert int(done.stdout) > 150_000_000
 

@@ -20,24 +20,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-WORDS = [
-    "terrible",
-    "great",
-    "bad",
-    "okay",
-    "good",
-    "Yes",
-    "No",
-    "Maybe",
-    "Description",
-    "Entity",
-    "Expression",
-    "Human",
-    "Location",
-    "Number",
-    "It",
-    "was",
-]
+WORDS = ["terrible", "great", "bad", "okay", "good", "Yes", "No", "Maybe", "Description", "Entity", "Expression"]
+WORDS += ["Human", "Location", "Number", "It", "was"]
 MADE = tempfile.TemporaryDirectory(prefix="tiny")  # removed when the process ends
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
 

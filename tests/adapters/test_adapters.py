@@ -23,16 +23,13 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM
-from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.objectives.base import BatchLoss
-from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
-from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
 from tests.replayed import replay_from_base
 
@@ -64,9 +61,6 @@ def perturb_in_place(session: Session, c: float) -> None:
     with torch.no_grad():
         for name, p in session.params.tensors.items():
             p += c * session.params.noise.z(Z, name, p.shape, "cpu").view(p.shape)
-
-
-# --- which tensors are trained ---
 
 
 @pytest.mark.parametrize(("kind", "objective", "family", "noise", "dtype"), CASES)
@@ -107,16 +101,6 @@ def test_the_initial_model_is_the_base_model(roberta: Path) -> None:
     assert changed == ["prefix"]
 
 
-def test_a_tied_decoder_is_trained_without_the_input_embeddings(roberta: Path) -> None:
-    ours = ready(roberta, "peft=head", "optimizer.lr=1")
-    model, table = ours.loaded.model, ours.loaded.model.get_input_embeddings().weight
-    before = table.detach().clone()
-    assert model.get_output_embeddings().weight is not table
-    assert model.get_output_embeddings().weight is ours.params.tensors["lm_head.modules_to_save.default.decoder.weight"]
-    perturb_in_place(ours, 1.0)
-    assert torch.equal(table, before)
-
-
 def test_a_lora_may_train_the_head_over_the_vocabulary_beside_it(roberta: Path) -> None:
     """As the released code does; with objective=cls the classifier is trained in any case."""
     alone, beside = (ready(roberta, "peft=lora", f"peft.head={head}") for head in ("false", "true"))
@@ -144,9 +128,6 @@ def test_the_seed_draws_the_initial_adapter(kind: str, roberta: Path) -> None:
     one, same, other = (ready(roberta, f"peft={kind}", f"seed={seed}").params.tensors for seed in (1, 1, 2))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
-
-
-# --- runs: saved alone, resumed and replayed bitwise identically, loaded by plain `peft` ---
 
 
 def at(run: Path, step: str) -> Session:
@@ -205,29 +186,6 @@ def test_a_run_is_replayed_and_evaluated(kind: str, runs: Path, tmp_path: Path) 
     assert by_run.out.splitlines()[1:] == by_folder.out.splitlines()[1:]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("lora", ["objective=cls"]),
-        ("lora peft.head=true", ["objective=mlm"]),
-        ("prefix", ["objective=cls", "checkpoint=trajectory"]),
-        ("head", ["objective=cls", "model.compute_dtype=bfloat16"]),
-        ("bias", ["objective=cls", "checkpoint=trajectory"]),
-    ],
-)
-def test_an_interrupted_run_ends_bitwise_identical(
-    kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path
-) -> None:
-    run, whole, words = tmp_path / "cut", tmp_path / "whole", [*f"peft={kind}".split(), *words]
-    assert mezo("train", *small(roberta, movies, whole, *words)).code == 0
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, Mezo, "step", 5)
-        assert mezo("train", *small(roberta, movies, run, *words)).code == 130
-    assert mezo("resume", run).code == 0
-    assert all(same(at(run, step), at(whole, step)) for step in ("last", "best"))
-
-
 @pytest.mark.parametrize(("kind", "objective", "family"), [case[:3] for case in CASES])
 def test_plain_peft_loads_an_adapter(kind: str, objective: str, family: str, tmp_path: Path, request: Any) -> None:
     base = request.getfixturevalue(family)
@@ -241,16 +199,6 @@ def test_plain_peft_loads_an_adapter(kind: str, objective: str, family: str, tmp
         theirs = outputs_of(stock, ours, batch)
         assert (theirs - before).abs().max() > 1e-3
         torch.testing.assert_close(scores(ours), theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_names_are_formatted_in_short() -> None:
-    names = [f"m.layer.{i}.{kind}.lora_{side}.default.weight" for i in range(3) for kind in "qv" for side in "AB"]
-    assert format_names(names) == "m.layer.*.{q,v}.{lora_A,lora_B}.weight"
-    assert format_names(["head.modules_to_save.default.bias", "head.original_module.weight"]) == "head.{bias,weight}"
-    assert format_names([f"{c}.{c}" for c in "abcdefgh"]).endswith("f.f and 2 more")
-
-
-# --- errors ---
 
 
 def test_an_adapter_is_refused_as_a_model(runs: Path, roberta: Path, tmp_path: Path) -> None:
@@ -293,8 +241,6 @@ def test_a_prefix_that_leaves_no_tokens_for_the_text_is_refused(roberta: Path) -
     with pytest.raises(UserError, match=rf"peft.length={most}: .* takes {most} tokens"):
         ready(roberta, "peft=prefix", f"peft.length={most}")
 
-
-# --- decoder models ---
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 

@@ -42,9 +42,6 @@ def train(*words: str) -> list[str]:
     return ["train", *(word for word in base if word.split("=")[0] not in given), *words]
 
 
-# --- what is made before a command ---
-
-
 def text(name: str, content: str) -> Make:
     """Make a file."""
 

@@ -45,9 +45,6 @@ def test_kills_and_flips_of_every_kind_of_run(tmp_path: Path) -> None:
     check([*stops.kills(lab, SEED, 12), *flips.jobs(lab, SEED, 60), *stops.two_at_once(lab, SEED, 6)], tmp_path)
 
 
-# --- the harness itself ---
-
-
 @pytest.mark.slow
 def test_the_harness_sees_every_file_that_a_run_writes(lab: Lab, tmp_path: Path) -> None:
     """Replaying the recorded operations gives the run directory back, byte for byte."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.runs import Run
-from tests.command_line import error_line, mezo, small
+from tests.command_line import Train, error_line, mezo, small
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
     [([], 0, "finished"), (["max_seconds=1e-9"], 130, "interrupted"), (["model.path=missing"], 2, None)],
 )
 def test_train_tells_how_it_ended(
-    words: list[str], code: int, status: str | None, roberta: Path, movies: Path, tmp_path: Path
+    words: list[str], code: int, status: str | None, train: Train, tmp_path: Path
 ) -> None:
-    said = mezo("train", *small(roberta, movies, tmp_path / "run", "steps=2"), *words, "--json")
+    said = train(tmp_path / "run", "steps=2", *words, "--json")
     assert said.code == code
     if status is None:  # a mistake, before there is a run
         assert said.out == ""

@@ -55,7 +55,6 @@ def test_no_outputs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 def test_real_runs_from_end_to_end(roberta: Path, tmp_path: Path) -> None:
-    """A sweep over prepared folders, seeds from their names, by the command line alone."""
     for seed in (13, 21):
         tiny.movie_folder(tmp_path / "SST-2" / f"4-{seed}", train=8 + 2 * (seed == 21), dev=8, test=8)
     folders = ",".join(str(tmp_path / "SST-2" / f"4-{seed}") for seed in (13, 21))

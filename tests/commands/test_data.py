@@ -35,13 +35,6 @@ def test_the_few_shot_files(movies: Path, tmp_path: Path) -> None:
     assert sorted(row["label"] for row in rows) == ["negative"] * 3 + ["positive"] * 3
 
 
-def test_a_short_group_is_exported_with_a_warning(movies: Path, tmp_path: Path) -> None:
-    said = mezo("data", "data=files", f"data.dir={movies}", "data.shots=13", "--export", tmp_path / "out")
-    assert said.code == 0
-    assert "note: train" in said.err
-    assert "fewer than 13 rows" in said.err
-
-
 def test_data_shows_prompts_and_answers(sums: list[object]) -> None:
     said = mezo("data", *sums)
     assert said.code == 0, said
@@ -67,17 +60,10 @@ def test_the_files_of_rows_without_labels(sums: list[object], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["task=sst2"], "task 'sst2' has no"),
-        (["data.shots=4"], "data.shots=4: task 'sums': its rows are read without labels"),
-        (["task.generate.prompt='{questoin}'"], "no column 'questoin', which task 'sums' reads"),
-        (["task.generate.gold=id"], "it must be a text or a list of texts"),
         (["task.generate.max_length=16"], "tokens of prompt and answer, and the limit is 16"),
         (["objective.max_new_tokens=300", "task.metric=f1"], "objective.max_new_tokens=300: the limit of 300 tokens"),
         (["objective.max_new_tokens=290", "task.metric=f1"], "tokens of prompt and objective.max_new_tokens=290, and"),
-        (["task.generate.chat=true"], "has no chat template; use a chat model, or chat=false"),
-        (["task.generate.system=brief"], "it is read with task.generate.chat=true only"),
         (["task.generate.stop=['']"], "task.generate.stop"),
-        (["task.generate.promt=a"], "did you mean 'task.generate.prompt'?"),
         (["objective=mlm", "objective.loss=accuracy"], "task.template is not set"),
     ],
 )

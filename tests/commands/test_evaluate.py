@@ -21,7 +21,6 @@ def test_a_checkpoint_is_named_once(roberta: Path, run: Path, movies: Path) -> N
 
 @pytest.mark.usefixtures("eager_kernels")
 def test_json_and_quiet(run: Path) -> None:
-    """Standard output has the document alone; without --json the same numbers are in the table."""
     said = mezo("eval", run, "--split", "dev", "--json")
     assert said.code == 0, said
     document = json.loads(said.out)

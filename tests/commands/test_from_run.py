@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import Train, error_line, mezo
 
 OWN = ["task=own", "task.template='{text} It is {mask}.'", "task.labels=[rude,kind]", "task.label_words=[bad,good]"]
 OWN += ["task.columns=[text]", "data=files"]
@@ -37,13 +37,11 @@ def differing(one: Any, other: Any, prefix: str = "") -> set[str]:
     return set() if one == other else {prefix[:-1]}
 
 
-def test_a_run_begins_with_the_settings_of_another(
-    roberta: Path, movies: Path, tmp_path: Path, eager_kernels: None
-) -> None:
+def test_a_run_begins_with_the_settings_of_another(train: Train, tmp_path: Path, eager_kernels: None) -> None:
     """What is given wins; what followed another key follows it again; a choice brings its own settings."""
     run = tmp_path / "run"
     words = ["steps=2", "seed=3", "optimizer.weight_decay=0.1", "batch_size=4", "task.max_length=64", "peft=bias"]
-    assert mezo("train", *small(roberta, movies, run, *words)).code == 0
+    assert train(run, *words).code == 0
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert composed("--from", run) == stored == composed("--from", run / "checkpoints" / "best")
     (tmp_path / "my.yaml").write_text(mezo("train", "--from", run, "--cfg", "job").out)

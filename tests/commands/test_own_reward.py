@@ -101,8 +101,6 @@ def test_a_callable_runs_in_this_process_and_is_not_stored(reward: str, tmp_path
         "demo-decoder", "demo-arithmetic", reward="mine.py:score", output_dir=tmp_path / "file", **common
     )
     assert by_file.summary["test"]["reward"] == done.summary["test"]["reward"]
-    with pytest.raises(UserError, match="takes 'one', which is no column"):
-        finetune("demo-decoder", "demo-arithmetic", reward=lambda one: [], **common | {"output_dir": tmp_path / "no"})
     with pytest.raises(UserError, match="objective=mlm does not read it"):
         finetune("demo", "sst2", reward=mine, output_dir=tmp_path / "no", overrides=["data=demo"])
     assert not (tmp_path / "no").exists()
@@ -122,10 +120,6 @@ def test_a_sweep_opens_it_once_before_its_first_job(reward: str, tmp_path: Path)
     ("words", "part"),
     [
         (["model=demo", "objective.reward=f1"], "where a decoder is needed"),
-        (["objective.reward=none.py:score"], "none.py: No such file or directory"),
-        (["objective.reward=broken.py:score"], "cannot be imported: ZeroDivisionError"),
-        (["objective.reward=mine.py:other"], "has no function 'other'"),
-        (["objective.reward=mine.py:one"], "takes (completions, /), 'completions' by position alone"),
         ([], "objective.loss=reward: no reward is given: add objective.reward=NAME"),
         (["task=sst2", "objective.reward=f1"], "task.generate.prompt is not set"),
         (["objective.reward=f1", "optimizer=es", "optimizer.members=5", "optimizer.antithetic=true"], "even number"),
@@ -136,8 +130,6 @@ def test_a_sweep_opens_it_once_before_its_first_job(reward: str, tmp_path: Path)
 def test_mistakes_are_refused_before_anything_is_written(
     words: list[str], part: str, reward: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text(f"{CODE}def one(completions, /):\n    return []\n")
-    (tmp_path / "broken.py").write_text("1 / 0\n")
     before = sorted(tmp_path.iterdir())
     assert part in error_line(mezo("train", *DEMO, *words, "hydra.run.dir=run"))
     assert sorted(tmp_path.iterdir()) == before

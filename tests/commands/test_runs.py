@@ -1,10 +1,7 @@
 """`mezo runs`: the scores of the checkpoint that was picked, and damaged runs by name."""
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,9 +50,6 @@ def test_the_step_is_the_last_that_was_recorded(tmp_path: Path) -> None:
     interrupted(tmp_path / "run")
     assert rows(mezo("runs", tmp_path))["run"][-5:] == ["7/12", "70.0", "-", "-", "-"]  # the best so far
     assert "for 7 of 12 steps" in " ".join(mezo("show", tmp_path / "run").out.split())
-
-
-# --- order, formats ---
 
 
 @pytest.fixture(scope="module")
@@ -127,46 +121,6 @@ def test_80_columns_keep_what_tells_runs_apart(tmp_path: Path) -> None:
     assert code == 0, seen
     (header,) = (line.split() for line in seen.splitlines() if line.startswith("run "))
     assert {"status", "task", "method", "lr", "seed", "dev", "test"} <= set(header)
-
-
-# --- what is read ---
-
-opened: list[str] | None = None
-
-
-def note_opened(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and arguments[1] is not None and opened is not None:  # not `os.open`, by which `open` opens
-        opened.append(str(arguments[0]))
-
-
-@pytest.fixture
-def files_opened() -> Iterator[list[str]]:
-    """The files that the process opens during the test."""
-    global opened
-    sys.addaudithook(note_opened)  # it cannot be removed
-    opened = []
-    yield opened
-    opened = None
-
-
-def test_only_what_the_list_shows_is_read(tmp_path: Path, files_opened: list[str]) -> None:
-    """1,000 runs are listed in under 2 s. This counts files, which a loaded machine does not change."""
-    for number in range(10):
-        path = tmp_path / f"run{number}"
-        interrupted(path) if number % 2 else make_run(path, DEMO, grads=[1.0])
-        (tmp_path / f"run{number}" / "checkpoints" / "best" / "deep").mkdir(parents=True)
-    mezo("runs", tmp_path)  # imports
-    files_opened.clear()
-    result = mezo("runs", tmp_path)
-    assert result.out.count("finished") == result.out.count("interrupted  ") == 5
-    inside = [path for path in files_opened if str(tmp_path) in path and Path(path).suffix]
-    # run.json twice, config.yaml, the trajectory's header, metrics.jsonl; of a finished one summary.json and three ends
-    assert len(inside) == 5 * 5 + 5 * 8
-    assert not [path for path in files_opened if "checkpoints" in path]
-    assert sum("trajectory.bin" in path for path in inside) == 15
-
-
-# --- what differs ---
 
 
 def test_every_setting_that_differs_is_shown(tmp_path: Path) -> None:

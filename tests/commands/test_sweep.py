@@ -1,7 +1,6 @@
 """`mezo train -m`: each job is a command with a directory and a failure of its own; a stopped sweep can go on."""
 
 import json
-import multiprocessing.forkserver
 import os
 import re
 import shlex
@@ -326,14 +325,3 @@ def test_slurm_that_is_not_there(roberta: Path, movies: Path, tmp_path: Path, mo
     line = error_line(mezo("train", *words))
     assert line.startswith("error: hydra/launcher=submitit_slurm: ")
     assert statuses(tmp_path / "sweep") == {}
-
-
-def test_ctrl_c_reaches_neither_the_server_of_jobs_nor_what_it_forks() -> None:
-    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
-    server._stop()  # one that another test has started
-    jobs._start_server()
-    pid = server._forkserver_pid
-    blocked = re.search(r"^SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
-    assert blocked
-    assert int(blocked[1], 16) & 1 << signal.SIGINT - 1
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

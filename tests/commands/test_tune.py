@@ -156,7 +156,6 @@ def test_the_best_evaluation_of_a_trial(scores: list[tuple[float, float]], best:
 
 @pytest.mark.slow
 def test_a_trial_is_pruned_by_its_metrics(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    """The median of five trials decides; the journal, the run and the tables say pruned."""
     folder = tmp_path / "search"
     more = ("steps=60", "eval_every=4", "--range", "optimizer.lr=1e-5:1e-1", "metric=loss", "--trials")
     assert mezo(*search(roberta, movies, folder, *more, "5")).code == 0

@@ -51,7 +51,6 @@ def rows_with(folder: Path, labels: list[str], text: str = "a fine film") -> Pat
 
 
 def test_text_labels_and_names_of_a_run_are_escaped_everywhere(roberta: Path, tmp_path: Path) -> None:
-    """Data, labels, the task's name and the run directory, in train, data, eval, runs, compare and train.log."""
     labels = [f"neg{ESC}", "pos"]
     data, task = rows_with(tmp_path / "d", labels, f"film{ESC}"), task_with(tmp_path, labels, f"mine{ESC}")
     run = tmp_path / f"run{ESC}"

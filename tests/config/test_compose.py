@@ -29,17 +29,6 @@ from tests import compositions
 pytestmark = pytest.mark.usefixtures("composing_all")
 
 
-def test_the_defaults_are_the_papers() -> None:
-    made = build_config([])
-    assert (made.task.name, made.objective.name, made.optimizer.name) == ("sst2", "mlm", "mezo")
-    assert (made.model.name, made.model.dtype, made.peft.name) == ("roberta-large", "float32", "none")
-    assert (made.data.name, made.data.shots, made.data.seed) == ("hub", None, 42)
-    assert (made.optimizer.lr, made.optimizer.eps, made.optimizer.weight_decay) == (1e-6, 1e-3, 0.0)
-    assert (made.optimizer.noise, made.optimizer.schedule, made.optimizer.samples) == ("gaussian", "constant", 1)
-    assert (made.seed, made.steps, made.batch_size) == (42, 100_000, 64)
-    assert (made.eval_every, made.log_every, made.log_interval, made.checkpoint) == (10_000, None, 100, "full")
-
-
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [

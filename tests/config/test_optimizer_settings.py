@@ -96,8 +96,6 @@ def test_a_broken_plug_in_is_reported_when_it_is_chosen() -> None:
         build(plain(name="broken"))
 
 
-# --- a budget of forwards: its steps, its evaluations, its batches, and what is refused ---
-
 FZOO = "optimizer=fzoo"
 
 

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 
-from mezo_cli.config import compose
 from mezo_cli.config.compose import build_config
 from mezo_cli.sweep.plan import plan_sweep
 from tests.config import refused
@@ -51,14 +50,6 @@ def test_each_job_is_what_hydra_composes_for_it(words: list[str]) -> None:
 def test_pairs_are_validated_too() -> None:
     line = error_of("optimizer=mezo,adamw", "objective.loss=cross_entropy,accuracy")
     assert line.startswith("job 4 of 4 (optimizer=adamw objective.loss=accuracy): objective.loss=accuracy: it has no ")
-
-
-def test_jobs_are_composed_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    compose_node = compose.compose_node
-    monkeypatch.setattr(compose, "compose_node", lambda *args: calls.append(args) or compose_node(*args))
-    assert len(plan_sweep(["seed=range(0,5)", "task=sst2,rte"]).jobs) == 10
-    assert len(calls) == 3  # one for the grid of the files, one per task
 
 
 def test_too_many_jobs_are_refused() -> None:

@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
-import mezo_cli
 from mezo_cli.config.schema import DataConfig, FilesConfig, HubSource, Splits
 from mezo_cli.data import load
 from mezo_cli.errors import UserError
-from mezo_cli.tasks.generate import GenerateEncoder
 from tests.data.sample_data import (
     HEADER,
     RTE,
@@ -25,7 +22,6 @@ from tests.data.sample_data import (
     write_numbered,
     write_tsv,
 )
-from tests.lm_bff import load_task
 
 
 def refused(said: str, folder: Path, **settings: Any) -> None:
@@ -82,20 +78,6 @@ def test_eval_limit_caps_dev_and_test_but_not_train(glue: Path) -> None:
     assert set(capped.test or []) < set(whole.test or [])
     assert capped.test == load(SST2, files_config(glue, eval_limit=5), 7).test  # the same rows for every seed
     assert capped.fingerprint != whole.fingerprint
-
-
-def test_train_size_draws_train_and_dev_as_the_papers_opt_runs_do(shared: Path) -> None:
-    """By the reference's rule, written a second time: one legacy permutation of train, dev behind train."""
-    whole = load(SST2, files_config(shared / "data/glue/SST-2", dev_size=1), 0)
-    lines = (shared / "data/glue/SST-2/train.tsv").read_text().splitlines()[1:]
-    splits = load(SST2, files_config(shared / "data/glue/SST-2", train_size=1000, dev_size=500, eval_limit=1000), 7)
-    np.random.seed(7)
-    order = np.random.permutation(len(lines))[:1500]
-    assert [e.texts[0] for e in splits.train] == [lines[i].split("\t")[0] for i in order[:1000]]
-    assert [e.texts[0] for e in splits.dev] == [lines[i].split("\t")[0] for i in order[1000:]]
-    assert [str(e.label) for e in splits.dev] == [lines[i].split("\t")[1] for i in order[1000:]]
-    assert splits.test == whole.test
-    assert load(SST2, files_config(shared / "data/glue/SST-2", train_size=9, dev_size=9), 8).train != splits.train[:9]
 
 
 def test_train_size_with_a_separate_dev_set(tmp_path: Path) -> None:
@@ -259,24 +241,8 @@ def test_a_source_must_be_given_and_fit(tmp_path: Path) -> None:
         refused(r"train.tsv: this is a link that leads nowhere; a file is needed", tmp_path)
 
 
-DECODER = Path(mezo_cli.__file__).parent / "demo" / "decoder"
-
-
 def test_the_demo_fits_tasks_of_its_labels_whatever_their_column() -> None:
     splits = load(SST2, DataConfig(name="demo"), 42)
     mr = SST2.replace(name="mr", columns=["text"])
     assert load(mr, DataConfig(name="demo"), 42).fingerprint == splits.fingerprint
     assert len(load(SST2, DataConfig(name="demo", shots=4), 42).train) == 8
-
-
-def test_a_task_with_a_prompt_and_no_columns_gets_the_arithmetic_problems() -> None:
-    """A row of the file of tasks, tokenized as the script that trained the decoder wrote it."""
-    task = load_task("demo-arithmetic")
-    splits = load(task, DataConfig(name="demo"), 42)
-    assert [len(split or []) for split in (splits.train, splits.dev, splits.test)] == [833, 192, 320]
-    encoder = GenerateEncoder(task, AutoTokenizer.from_pretrained(DECODER))
-    rows = encoder.encode_all(splits.train)
-    assert {(len(row.input_ids), len(row.answer_ids)) for row in rows} == {(8, 8)}
-    columns = rows[0].columns
-    assert encoder.decode(rows[0]) == f"<s>{''.join(map(str, columns['numbers']))}>{columns['target']}="
-    assert rows[0].golds == (columns["answer"],)

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from mezo_cli.config.schema import Example
 from mezo_cli.diagnosis import label_words
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.diagnosis.label_words import Scores
 from mezo_cli.errors import UserError
 from mezo_cli.session.prepare import Prepared
-from tests import tiny
 from tests.diagnosis.sessions import load, named
 
 NAMES = ["negative", "positive"]
@@ -71,22 +69,6 @@ def with_bias(model: Path, change: float, labels: int = 1) -> Prepared:
     with torch.no_grad():
         session.loaded.model.lm_head.bias[session.encoder.label_ids[:labels]] += change
     return prepared
-
-
-@pytest.mark.parametrize("kind", ["mlm", "lm"])
-def test_the_whole_vocabulary_has_the_label_words_scores(kind: str, tmp_path: Path) -> None:
-    model = tiny.roberta(tmp_path / "m") if kind == "mlm" else tiny.decoder(tmp_path / "m")
-    session = load(model, f"objective={kind}").session
-    batch = session.objective.collate(session.encoder.encode_all([Example(("good",), 0), Example(("it was bad",), 1)]))
-    with torch.no_grad():
-        own, every = session.objective.logits(batch), session.objective.vocabulary_logits(batch)
-        again = session.objective.logits(batch)
-    assert every is not None
-    assert every.shape == (2, len(session.loaded.tokenizer))
-    if kind == "mlm":
-        scores = every.log_softmax(-1)[:, list(session.encoder.label_ids)]
-        assert torch.allclose(scores, own, atol=1e-5) or torch.allclose(every[:, list(session.encoder.label_ids)], own)
-    assert torch.equal(again, own)  # the objective scores its label words again
 
 
 def test_the_models_own_words_and_a_biased_decoder(roberta: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from mezo_cli.diagnosis import learning_rate, signal
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.diagnosis.learning_rate import Estimate
-from mezo_cli.diagnosis.signal import Point, plan_points
+from mezo_cli.diagnosis.signal import Point
 from mezo_cli.training.precision import Agreement
 from tests.diagnosis.sessions import config, load, named, only
 
@@ -30,15 +30,6 @@ class Ticks:
 def checked(model: Path, *words: str) -> dict[str, Finding]:
     """Measure four directions in every way: one batch has all rows, which spares the second one."""
     return named(signal.check(load(model, "batch_size=24", *words), Deadline(60.0, Ticks())))
-
-
-def test_the_most_important_points_come_first() -> None:
-    points = list(plan_points(1e-3, "bfloat16", whole=False))
-    assert points[0] == Point(0, 0, 1e-3, "float32")
-    assert points[1] == Point(0, 0, 1e-3, "bfloat16")
-    assert Point(3, 7, 1e-3, "float32") in points[:24]  # the second batch of a direction, for the learning rate
-    assert {point.dtype for point in list(plan_points(1e-3, "float32", whole=False))[:24]} == {"float32"}
-    assert {point.batch for point in plan_points(1e-3, "float32", whole=True)} == {0}
 
 
 def test_a_resolved_signal_has_no_doubt_and_keeps_its_eps(roberta: Path) -> None:
@@ -68,8 +59,6 @@ def test_theta_stays_and_without_time_nothing_is_known(roberta: Path) -> None:
 def test_without_projected_gradients_nothing_is_measured(words: list[str], roberta: Path) -> None:
     assert list(checked(roberta, *words)) == ["not_needed"]
 
-
-# --- the learning rate ---
 
 TERMS = {"gain": 4.0, "gain_error": 1.0, "harm": 4000.0, "curvature": 800.0, "curvature_floor": 0.1, "loss": 0.7}
 FOUND = Estimate(**TERMS, lr=1e-3, lr_error=2e-4, directions=16)

@@ -119,9 +119,6 @@ def test_evaluation_and_prediction_are_shared(roberta: Path, movies: Path, tmp_p
     assert "one process reads it: give --text or --file" in error_line(results[0])
 
 
-# --- ranks that lose their weights, die or hang ---
-
-
 @pytest.fixture(scope="module")
 def alone(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process, and its data beside it."""

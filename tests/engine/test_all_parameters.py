@@ -26,7 +26,6 @@ WORDS += ["eval_every=0", "test_at_start=false", "optimizer.lr=1e-3", "optimizer
 @pytest.mark.usefixtures("eager", "in_tmp_path")
 @pytest.mark.parametrize("peft", ["none", pytest.param("lora", marks=pytest.mark.slow)])
 def test_a_server_that_mezo_starts_follows_every_update(peft: str, tmp_path: Path) -> None:
-    """The digests of its weights are compared at the end of training, the losses here."""
     own, words = tmp_path / "own", [*WORDS, f"peft={peft}", *(["optimizer.lr=1e-4"] if peft == "lora" else [])]
     engine = ["engine=vllm", f"engine.python={program(tmp_path)}"]
     result = mezo("train", *words, *engine, f"hydra.run.dir={tmp_path / 'run'}")

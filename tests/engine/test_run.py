@@ -32,9 +32,6 @@ def by_server(server: FakeServer) -> list[str]:
     return ["engine=openai", f"engine.url={server.url}", f"engine.adapter_dir={folder}"]
 
 
-# --- label words and candidates ---
-
-
 @dataclass(frozen=True)
 class Setting:
     """A tiny decoder and its data."""
@@ -155,8 +152,6 @@ def test_a_server_that_fails_leaves_a_run_that_is_resumed_and_replayed(setting: 
     check_replay("failed", 6)
 
 
-# --- generation ---
-
 DEMO = ["task=demo-arithmetic", "data=demo", "model=demo-decoder", "objective=generate", "objective.max_new_tokens=6"]
 DEMO += ["model.device=cpu", "data.eval_limit=4", "data.train_size=8", "batch_size=4", "steps=3", "eval_every=0"]
 DEMO += ["log_every=1", "test_at_start=false", "peft=lora"]
@@ -250,9 +245,6 @@ def test_ranks_share_a_server_and_its_fault_ends_all_in_one_line() -> None:
         for line, wanted in zip(lines("ranks"), lines("alone"), strict=True):
             assert {k: v for k, v in line.items() if k in same} == {k: v for k, v in wanted.items() if k in same}
         check_replay("ranks")
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize(

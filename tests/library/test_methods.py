@@ -68,7 +68,6 @@ def test_a_step_is_the_runners(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("name", METHODS)
 def test_it_is_replayed_and_continued_to_the_same_bits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Two groups with their own rates and decays, a state dict by torch.save, and a step before it that defers."""
 
     def optimizer_of(model: nn.Module, path: str) -> MezoOptimizer:
         return MezoOptimizer(model, GROUPS, lr=0.01, weight_decay=0.1, trajectory=tmp_path / path, **METHODS[name][0])
@@ -143,8 +142,3 @@ def test_a_backward_in_the_closure_is_one_line() -> None:
     assert all(p.grad is None for p in model.parameters())
     optimizer.step(lambda: loss_of(model))  # it is as it was
     loss_of(model).backward()  # outside, all may
-
-
-def test_its_text_is_short() -> None:
-    text = "MezoOptimizer(seed=0, eps=0.001, samples=1, noise=gaussian, momentum=0.5, betas=None, 0 steps taken)"
-    assert repr(MezoOptimizer(make(), momentum=0.5)) == text

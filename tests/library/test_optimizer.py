@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,21 +61,6 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(x[:, None])[0][:, 0])
 
 
-class Limited(nn.Module):
-    """An embedding that limits the norm of its rows, and is called by keyword."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(5, 6, max_norm=1.0)
-        self.out = nn.Linear(6, 3)
-        self.rows = torch.arange(8) % 5
-        self.embed(self.rows)  # every forward writes rows that are too long: here the first one
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [rows, 3]."""
-        return self.out(x + self.embed(input=self.rows))
-
-
 def plain() -> nn.Module:
     """Return a small network with dropout and a normalization."""
     return nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12), nn.Dropout(0.5), nn.Tanh(), nn.Linear(12, 3))
@@ -87,14 +71,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": Tied,
     "attention": Attention,
     "recurrent": Recurrent,
-    "limited": Limited,
 }
 UNCOVERED = {
     "plain": [],
     "tied": ["embed.weight"],
     "attention": ["attention.out_proj.weight", "attention.out_proj.bias"],
     "recurrent": [],  # nn.LSTM sees that its weights are others, and lists them again
-    "limited": [],
 }
 
 
@@ -358,22 +340,6 @@ def test_a_mistake_is_one_line(values: dict[str, Any], text: str) -> None:
         MezoOptimizer(model, **values)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_numbers_of_numpy(tmp_path: Path) -> None:
-    """They are allowed, and a trajectory has them as Python's."""
-    results = []
-    for name, seed, lr, samples in (("python", 3, 0.5, 2), ("numpy", np.int64(3), np.float32(0.5), np.uint8(2))):
-        model = make()
-        path = tmp_path / name
-        groups = [{"params": ["0.weight"], "lr": lr}]
-        optimizer = MezoOptimizer(model, groups, lr=lr, samples=samples, seed=seed, trajectory=path)
-        results.append(optimizer.step(lambda model=model: loss_of(model)))
-        optimizer.close()
-    assert results[0] == results[1]
-    assert (tmp_path / "python").read_bytes() == (tmp_path / "numpy").read_bytes()
-    with pytest.raises(UserError, match=r"samples=2.5: allowed is a whole number"):
-        MezoOptimizer(make(), samples=np.float64(2.5))  # type: ignore[arg-type]
 
 
 def test_what_a_closure_may_return() -> None:

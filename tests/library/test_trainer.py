@@ -62,7 +62,6 @@ def bits(model: nn.Module) -> dict[str, bytes]:
 
 
 def test_its_step_is_the_optimizers(tmp_path: Path) -> None:
-    """With the whole data as batch, decayed as the Trainer decays, and warmed up by its scheduler."""
     model, reference = classifier(), classifier()
     trainer = make(
         model, tmp_path, per_device_train_batch_size=8, weight_decay=0.1, warmup_steps=2, seed=5, max_grad_norm=1.0
@@ -99,16 +98,6 @@ def test_accumulated_micro_batches_are_one_batch(make_model: Any, tmp_path: Path
     assert second.state.global_step == 3
     for p, wanted in zip(parts.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(p, wanted, rtol=1e-3, atol=1e-3)
-
-
-def test_a_training_step_before_train_has_the_loss_of_the_model(tmp_path: Path) -> None:
-    trainer, tokens = make(decoder(), tmp_path, mezo={"eps": 1e-3}), torch.arange(24).reshape(3, 8)
-    assert trainer.model is not None
-    batch = {"input_ids": tokens, "labels": tokens}
-    loss = trainer.training_step(trainer.model, batch, num_items_in_batch=3 * 7)
-    with torch.no_grad():
-        expected = trainer.model.eval()(**batch).loss
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-3)
 
 
 RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -183,7 +172,6 @@ def train_in_rank(out: str, name: str) -> tuple[dict[str, bytes], list[float], s
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mezo", "lora"])
 def test_two_processes_share_the_rows_of_a_step(name: str, tmp_path: Path) -> None:
-    """Their weights are bitwise identical, and those of one process with all rows but for rounding."""
     (tmp_path / "ranks").mkdir()
     first, second = call_in_ranks(2, train_in_rank, str(tmp_path / "ranks"), name)
     assert first[0] == second[0]

@@ -1,7 +1,6 @@
 """HiZOO: its formula in float64, and what it is without a curvature."""
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -28,16 +27,6 @@ def test_a_curvature_alone_lets_the_decay_act_and_ranks_share_theta_too(name: st
     ours.optimizer.apply_updates(ours.problem.forward.params, [(0, [0.0, 0.0, 0.5, 0.0], LR)])
     for key, p in ours.problem.forward.params.tensors.items():
         torch.testing.assert_close(p, before[key] * (1 - LR * WD))
-
-
-def test_a_look_up_takes_the_root_of_its_rows_alone() -> None:
-    ours, rows, shape = trial("hizoo"), torch.tensor([4, 1]), torch.Size([6, 1])
-    ours.train(0, 1)
-    root_of, span = ours.optimizer.update._root_of, ours.problem.forward.params.span_of["weight"]  # type: ignore[attr-defined]
-    whole = root_of(span).clone()[:6].view(shape)
-    with mock.patch.object(ours.optimizer.update._root, "view") as of_span:  # type: ignore[attr-defined]
-        assert torch.equal(root_of(span, shape, rows), whole[rows])
-    of_span.assert_not_called()
 
 
 @pytest.mark.parametrize("samples", [1, 3])

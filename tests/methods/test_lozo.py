@@ -12,7 +12,7 @@ from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.testing.optimizers import Regression, Trial, same
-from tests.command_line import error_line, mezo, small
+from tests.command_line import Train, error_line
 from tests.optim.test_mezo import SENTENCES, ready
 
 
@@ -50,8 +50,8 @@ def test_momentum_is_the_formula_in_float64_over_two_projections() -> None:
         torch.testing.assert_close(p.detach().double(), want[name], rtol=1e-5, atol=1e-5)
 
 
-def test_a_rank_above_every_matrix_is_refused(roberta: Path, movies: Path, tmp_path: Path, eager_kernels: None) -> None:
-    said = mezo("train", *small(roberta, movies, tmp_path / "other", "optimizer=lozo", "optimizer.rank=5000"))
+def test_a_rank_above_every_matrix_is_refused(train: Train, tmp_path: Path, eager_kernels: None) -> None:
+    said = train(tmp_path / "other", "optimizer=lozo", "optimizer.rank=5000")
     assert "optimizer.rank=5000: the largest trained matrix has" in error_line(said)
     assert not (tmp_path / "other" / "trajectory.bin").exists()
 
@@ -65,7 +65,6 @@ def test_an_engine_computes_no_forwards_of_the_successors(name: str) -> None:
 
 @pytest.mark.parametrize("paired", [0, 1024])
 def test_losses_from_the_factors_are_those_of_the_whole_z(paired: int, roberta: Path, eager_kernels: None) -> None:
-    """Within 1e-6 of their size, by both signs in one forward and by one each."""
     ours = ready(roberta, "optimizer=lozo", "optimizer.rank=2", f"model.paired_tokens={paired}")
     loss = BatchLoss(ours.objective, [ours.objective.collate(ours.encoder.encode_all(SENTENCES))])
     pairs = []

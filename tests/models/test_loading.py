@@ -22,7 +22,7 @@ from mezo_cli.config.registry import ENCODER_FAMILIES
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.errors import UserError
 from mezo_cli.models.loading import SEQUENTIAL
-from mezo_cli.objectives import OBJECTIVES, packing, plain_check
+from mezo_cli.objectives import OBJECTIVES, plain_check
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.process.memory import peak_memory, reset_peak_memory
 from mezo_cli.session.opening import opened
@@ -97,15 +97,6 @@ def test_a_checkpoint_without_its_mlm_head_is_refused_for_mlm_only(tmp_path: Pat
     said = error_line(folder, "has no masked-LM head (lm_head.")
     assert "objective=cls" in said
     assert load(folder, "cls").model.config.num_labels == 2
-
-
-def test_a_body_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
-    folder, name = tiny.roberta(tmp_path), "roberta.encoder.layer.1.output.dense.weight"
-    change_weights(folder, lambda t: t.update({name: t[name][:, :-1].contiguous()}))
-    error_line(folder, f"{name} does not fit its config.json: [32, 63] in the checkpoint, [32, 64] here")
-    change_weights(folder, lambda t: t.pop(name))
-    for objective in ("mlm", "cls"):
-        error_line(folder, f"lacks 1 tensors, first {name}", objective)
 
 
 def test_a_new_classification_head_is_drawn_from_the_seed(roberta: Path) -> None:
@@ -185,14 +176,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path, file: str, objective:
     assert not mark.exists()
 
 
-# --- damage ---
-
-
-@pytest.mark.parametrize("kept", [0, 5, 300, -1])
-def test_cut_weights_are_named(tmp_path: Path, kept: int) -> None:
-    folder = tiny.roberta(tmp_path)
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:kept])
-    error_line(folder, f"{folder / WEIGHTS} is damaged or missing")
+# --- weights ---
 
 
 def test_shards_load_and_a_missing_one_is_named(tmp_path: Path) -> None:
@@ -224,26 +208,7 @@ def test_paths_that_hold_no_model(tmp_path: Path, roberta: Path, monkeypatch: An
     assert load(Path(roberta.name)).fresh == []
 
 
-# --- tokenizer and model together ---
-
-
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    folder = tiny.roberta(tmp_path)
-    for file in folder.glob("*token*"):
-        file.unlink()
-    error_line(folder, "there is no tokenizer (tokenizer.json, or a vocabulary's files)")
-    (folder / "vocab.json").write_text('{"<s>": 0}')
-    error_line(folder, "there is no tokenizer", "cls")
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    folder = tiny.roberta(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    size = len(tokenizer)
-    assert load(folder).tokenizer.vocab_size == size  # as many embeddings as tokens: fits
-    tokenizer.add_tokens(["one-more"])
-    tokenizer.save_pretrained(folder)
-    error_line(folder, f"its tokenizer has {size + 1} tokens but the model embeds {size}")
+# --- the position table ---
 
 
 def test_rows_are_no_longer_than_the_position_table(tmp_path: Path, bert: Path) -> None:
@@ -311,36 +276,55 @@ def test_well_known_checkpoints_load(
     assert unused in said
 
 
-def test_a_tensor_inside_a_layer_without_a_place_is_refused(tmp_path: Path) -> None:
-    for index, name in enumerate(("attention.self.query.scale", "adapter.down.weight")):
-        folder = tiny.roberta(tmp_path / str(index))
-        change_weights(folder, lambda t, n=name: t.update({f"roberta.encoder.layer.0.{n}": torch.zeros(3)}))
-        with pytest.raises(UserError, match=f"no place for the checkpoint's tensor roberta.encoder.layer.0.{name}"):
-            load(folder)
-
-
-def test_parameters_that_are_no_floats_are_refused(tmp_path: Path) -> None:
-    folder, name = tiny.roberta(tmp_path / "int8"), "roberta.embeddings.LayerNorm.bias"
-    change_weights(folder, lambda t: t.update({name: t[name].to(torch.int8)}))
-    with pytest.raises(UserError, match=f"model.safetensors stores {name} as I8; allowed are F64, F32, F16, BF16"):
-        load(folder)
-    folder = tiny.roberta(tmp_path / "half")
-    change_weights(folder, lambda t: t.update({key: value.half() for key, value in t.items()}))
-    assert load(folder).fresh == []
-    body = tiny.roberta(tmp_path / "body", head="none")
-    short = name.removeprefix("roberta.")
-    tensors = safetensors.torch.load_file(body / "model.safetensors")
-    assert short in tensors
-    change_weights(body, lambda t: t.update({short: t[short].to(torch.int64)}))
-    with pytest.raises(UserError, match=f"stores {short} as I64"):
-        load(body, "cls")
-
-
 # --- what transformers and tokenizers raise ---
 
 
+LAYER, NORM = "roberta.encoder.layer.", "roberta.embeddings.LayerNorm.bias"
+
+
+def with_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], Any]:
+    return lambda folder: change_weights(folder, change)
+
+
+def without_tokenizer(folder: Path) -> None:
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
+def with_another_token(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["one-more"])
+    tokenizer.save_pretrained(folder)
+
+
+REFUSED_FOLDERS: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda folder: (folder / WEIGHTS).write_bytes(b""), f"{WEIGHTS} is damaged or missing"),
+    (lambda folder: os.truncate(folder / WEIGHTS, 300), f"{WEIGHTS} is damaged or missing"),
+    (with_tensors(lambda t: t.pop(f"{LAYER}1.output.dense.weight")), f"lacks 1 tensors, first {LAYER}1.output.dense"),
+    (with_tensors(lambda t: t.update({NORM: t[NORM][:-1].contiguous()})), "[31] in the checkpoint, [32] here"),
+    (
+        with_tensors(lambda t: t.update({f"{LAYER}0.a.b": torch.zeros(3)})),
+        f"no place for the checkpoint's tensor {LAYER}0.a.b",
+    ),
+    (
+        with_tensors(lambda t: t.update({NORM: t[NORM].to(torch.int8)})),
+        f"{NORM} as I8; allowed are F64, F32, F16, BF16",
+    ),
+    (without_tokenizer, "there is no tokenizer (tokenizer.json, or a vocabulary's files)"),
+    (with_another_token, "tokens but the model embeds "),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED_FOLDERS)))
+@pytest.mark.parametrize("objective", ["mlm", "cls"])
+def test_an_unsound_checkpoint_is_refused(number: int, objective: str, tmp_path: Path) -> None:
+    damage, words = REFUSED_FOLDERS[number]
+    damage(tiny.roberta(tmp_path))
+    error_line(tmp_path, words, objective)
+
+
 @pytest.mark.parametrize(
-    ("file", "content", "word"),  # a dict changes the JSON of the file
+    ("file", "content", "words"),  # a dict changes the JSON of the file
     [
         ("config.json", "{", "config.json is damaged"),
         ("config.json", "[]", "config.json is damaged: it holds no JSON object"),
@@ -348,21 +332,18 @@ def test_parameters_that_are_no_floats_are_refused(tmp_path: Path) -> None:
         ("config.json", '{"model_type": "gpt2", "vocab_size": 400}', "transformers has no masked-LM model of its kind"),
         ("config.json", {"hidden_act": "foo"}, "foo"),
         ("config.json", {"hidden_size": "x"}, "hidden_size"),
-        ("config.json", {"num_hidden_layers": 1}, r"no place for .* roberta\.encoder\.layer\.1\..*that of another"),
-        ("config.json", {"transformers_weights": "pytorch_model.bin"}, "names weights of its own .pytorch_model.bin."),
-        ("config.json", {"quantization_config": {}}, "quantised already.* model.quantize=int8 or nf4"),
-        ("tokenizer.json", "{}", "tokenizer.json is damaged.*added_tokens"),
+        ("config.json", {"num_hidden_layers": 1}, "no place for the checkpoint's tensor roberta.encoder.layer.1."),
+        ("config.json", {"transformers_weights": "pytorch_model.bin"}, "names weights of its own (pytorch_model.bin)"),
+        ("config.json", {"quantization_config": {}}, "quantised already"),
+        ("tokenizer.json", "{}", "tokenizer.json is damaged"),
         ("tokenizer_config.json", {"pad_token": None}, "its tokenizer has no padding token"),
         ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length is 'x': expected a number of tokens"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(file: str, content: Any, word: str, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_one_line(file: str, content: Any, words: str, tmp_path: Path) -> None:
     path = tiny.roberta(tmp_path) / file
-    path.write_text(content if isinstance(content, str) else json.dumps({**json.loads(path.read_text()), **content}))
-    with pytest.raises(UserError, match=word) as caught:
-        load(tmp_path)
-    assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    path.write_text(content) if isinstance(content, str) else change_json(path, **content)
+    error_line(tmp_path, words)
 
 
 def test_a_model_too_large_for_the_memory_is_not_called_damaged(tmp_path: Path) -> None:
@@ -375,21 +356,14 @@ def test_a_model_too_large_for_the_memory_is_not_called_damaged(tmp_path: Path) 
 # --- devices ---
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        *((name, ": not a device; allowed: auto, cpu, cuda, cuda:N, mps") for name in ("gpu", "cpu:x", "meta", "")),
-        ("cuda:2", ": this machine has 2 CUDA devices"),
-        ("mps", ": this machine has no MPS device"),
-    ],
-)
-def test_devices_by_what_the_machine_has(name: str, said: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("found", [True, False])
+def test_devices_by_what_the_machine_has(found: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    for found in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda found=found: found)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda found=found: 2 * found)
-        assert models.pick_device("auto").type == ("cuda" if found else "cpu")
-        with pytest.raises(UserError, match=re.escape(f"model.device={name}{said.replace('2 C', f'{2 * found} C')}")):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 * found)
+    assert models.pick_device("auto").type == ("cuda" if found else "cpu")
+    for name, said in (("cuda:2", f"this machine has {2 * found} CUDA"), ("mps", "no MPS"), ("meta", "not a device")):
+        with pytest.raises(UserError, match=f"model.device={name}: .*{said}"):
             models.pick_device(name)
 
 
@@ -476,17 +450,6 @@ def test_a_family_with_wrong_scores_is_refused(roberta: Path, monkeypatch: Any) 
         UserError, match=r"RobertaForMaskedLM is a model family that is not supported: its scores are wrong"
     ):
         ready(roberta)
-
-
-def test_a_padded_batch_keeps_its_mask_when_packing_is_on(roberta: Path) -> None:
-    ours, stock = ready(roberta), AutoModelForMaskedLM.from_pretrained(roberta).eval()
-    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
-    assert len({len(row.input_ids) for row in batch.rows}) > 1
-    stock.config._attn_implementation = packing.ATTENTION
-    with torch.no_grad():
-        torch.testing.assert_close(
-            full_logits(stock, batch, ours.encoder.label_ids), ours.objective.logits(batch), rtol=1e-4, atol=1e-6
-        )
 
 
 # --- the memory of a model that is loaded in another dtype than its file's ---

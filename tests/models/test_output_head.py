@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from mezo_cli import models
 from mezo_cli.config.compose import build_config
-from mezo_cli.models import CAUSAL_LM, MASKED_LM, SEQUENCE_CLASSIFIER, ModelKind
+from mezo_cli.models import CAUSAL_LM, MASKED_LM, ModelKind
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 
@@ -97,9 +97,3 @@ def test_a_copied_decoder_is_trained_replayed_and_stored_by_itself(
     ]
     assert all(difference.abs().max() > 1e-3 for difference in moved)
     assert torch.corrcoef(torch.stack([difference.flatten() for difference in moved]))[0, 1].abs() < 0.1
-
-
-def test_a_classifier_has_no_decoder_to_tie(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    assert load(roberta, "false", SEQUENCE_CLASSIFIER).model.config.tie_word_embeddings
-    words = small(roberta, movies, tmp_path / "run", "model.tie_embeddings=false", "objective=cls", "steps=0")
-    assert "'model.tie_embeddings=false': objective=cls has no decoder" in error_line(mezo("train", *words))

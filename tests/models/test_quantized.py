@@ -16,15 +16,11 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import quantized
 from mezo_cli.models.quantized import QuantizedLinear, quantized_layers
-from mezo_cli.objectives.base import BatchLoss
-from mezo_cli.optim.mezo import Mezo
-from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from tests import tiny
-from tests.command_line import error_line, finished_runs, mezo, small
+from tests.command_line import error_line, finished_runs, mezo
 from tests.config.refused import error_of
-from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
 
 HAS_LIBRARY = importlib.util.find_spec("bitsandbytes") is not None
@@ -115,24 +111,6 @@ def test_a_file_in_half_precision_gives_the_bits_of_the_same_values_in_float32(r
     assert sums[0] == sums[1]
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", ["lora", "bias", "prefix", "head"])
-def test_one_forward_computes_both_signs(kind: str, roberta: Path) -> None:
-    ours = ready(roberta, f"peft={kind}", "model.quantize=int8", "task=sst2", "optimizer.lr=1e-2")
-    batch, z = ours.objective.collate(ours.encoder.encode_all(SENTENCES)), Direction(5, 3)
-    ours.forward.select_reachable(lambda: ours.objective.logits(batch))
-    with torch.no_grad(), ours.forward.perturbed(z, 0.1):
-        both = ours.objective.logits(batch)
-        apart = ours.forward.forward_per_sign(lambda: ours.objective.logits(batch))
-    torch.testing.assert_close(both, apart, rtol=1e-4, atol=1e-5)
-    before = models.fingerprint(ours.loaded.model, exclude=ours.params.tensors)
-    with torch.no_grad():
-        ours.optimizer.step(ours.forward, BatchLoss(ours.objective, [batch]), 0)
-    assert models.fingerprint(ours.loaded.model, exclude=ours.params.tensors) == before
-
-
-# --- runs ---
-
 LIVELIER = ["optimizer.eps=0.1", "optimizer.lr=0.1", "checkpoint_every=2"]
 
 
@@ -143,23 +121,6 @@ def runs(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("runs")
     cases = {how: ["peft=lora", f"model.quantize={how}", *LIVELIER] for how in kinds}
     return finished_runs(home, roberta, tiny.movie_folder(home / "movies"), cases)
-
-
-@pytest.mark.parametrize("how", ["int8", NF4])
-def test_a_run_is_resumed_replayed_and_evaluated(how: str, runs: Path, roberta: Path, tmp_path: Path) -> None:
-    run, name = runs / how, "adapter_model.safetensors"
-    last = run / "checkpoints" / "last"
-    assert {path.name for path in last.iterdir()} == {"adapter_config.json", name, "mezo.json"}
-    assert f"base in {how}" in (run / "train.log").read_text()
-    assert mezo("replay", run, "--step", "6", "--out", tmp_path / "out").code == 0
-    assert (tmp_path / "out" / name).read_bytes() == (last / name).read_bytes()
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, Mezo, "step", 5)
-        words = small(roberta, runs / "movies", tmp_path / "cut", "peft=lora", f"model.quantize={how}", *LIVELIER)
-        assert mezo("train", *words).code == 130
-    assert mezo("resume", tmp_path / "cut").code == 0
-    assert (tmp_path / "cut" / "checkpoints" / "last" / name).read_bytes() == (last / name).read_bytes()
-    assert mezo("eval", run, "--checkpoint", "3").code == 0
 
 
 @pytest.mark.parametrize("how", ["int8", NF4])
@@ -188,9 +149,6 @@ def test_a_checkpoint_of_another_quantisation_is_refused(runs: Path, roberta: Pa
         ours = ready(roberta, *words, f"model.quantize={own}")
         with pytest.raises(UserError, match=rf"was trained with model.quantize={theirs}, and here it is {own}"):
             ours.loaded.adapter.load(tmp_path / theirs)
-
-
-# --- mistakes ---
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
 """Layers that are read from disk as they run: the bits of the resident run, each layer once per step."""
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
@@ -132,33 +130,11 @@ def test_a_run_begins_within_six_passes(dtype: str, folders: dict[str, Path], mo
     assert 1 + streamed.bytes_read / sum(streamed.sizes) <= 6  # one for the sha256
 
 
-def test_an_evaluation_reads_each_layer_once_unless_its_states_need_too_much(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_reads_each_layer_once(folders: dict[str, Path]) -> None:
     session, rows, streamed = session_of(folders, "lm", "eval_batch_size=2")
     before = streamed.bytes_read
-    whole = session.objective.evaluate(rows)
-    assert streamed.bytes_read - before == sum(streamed.sizes)
-    monkeypatch.setattr(session.objective.frozen, "_most", 1)
-    assert torch.equal(session.objective.evaluate(rows).values, whole.values)
-    assert streamed.bytes_read - before == 4 * sum(streamed.sizes)
-
-
-def test_what_has_run_is_given_back_and_what_stays_in_memory_is_not(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        "mezo_cli.models.streaming._advise", lambda extents, advice: asked.append((extents[0].offset, advice))
-    )
-    session, rows, streamed = session_of(folders, "mlm", "model.stream_memory=100_000")
-    assert 0 < streamed._kept < LAYERS
-    asked.clear()
     session.objective.evaluate(rows)
-    streamed._reader.shutdown()
-    given_back = [offset for offset, advice in asked if advice == os.POSIX_FADV_DONTNEED]
-    assert given_back == [extents[0].offset for extents in streamed._extents[streamed._kept :]]
-    assert {offset for offset, advice in asked if advice == os.POSIX_FADV_WILLNEED} == set(given_back)
+    assert streamed.bytes_read - before == sum(streamed.sizes)
 
 
 def test_resumed_replayed_verified_evaluated_and_predicted(

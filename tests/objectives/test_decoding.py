@@ -14,7 +14,7 @@ from tokenizers import decoders
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mezo_cli.errors import UserError
-from mezo_cli.objectives.decoding import CompletionText, Decoder, Sampling, length_classes
+from mezo_cli.objectives.decoding import CompletionText, Decoder, Sampling
 from tests import tiny
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0, stop=(), keep_stop=False)
@@ -114,13 +114,6 @@ def test_an_empty_prompt_and_a_model_without_a_cache_are_refused(gpt2: tuple[Any
     with pytest.raises(UserError, match="Linear keeps no keys and values"):
         Decoder(torch.nn.Linear(2, 2), gpt2[1])
 
-
-def test_prompts_of_very_different_lengths_go_apart() -> None:
-    groups = list(length_classes([10, 400, 30, 12, 380]))
-    assert groups == [[0, 3, 2], [4, 1]]
-
-
-# --- texts ---
 
 TEXT = " great was Yes, okay. No"
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -87,22 +86,6 @@ def test_scores_are_the_log_probabilities_by_hand(kind: str, words: str, task: s
     assert (full[:, 0] - full[:, 1]).std() > 1e-3  # rows do differ
 
 
-def test_only_real_tokens_and_only_rows_of_label_words_are_computed(gpt2: Path) -> None:
-    ours = ready(gpt2)
-    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
-    seen: list[Any] = []
-    ours.loaded.model.transformer.h[0].mlp.register_forward_pre_hook(lambda m, args: seen.append(args[0].shape))
-    ours.loaded.model.lm_head.register_forward_hook(lambda m, args, out: seen.append(out.shape))
-    read = ours.forward.perturbed_weight
-    ours.forward.perturbed_weight = lambda p, rows=None, *more: seen.append(len(rows)) or read(p, rows, *more)  # type: ignore[method-assign]
-    with torch.no_grad(), ours.forward.perturbed(Direction(1, 2), 0.1, signs=(1,)):
-        ours.objective.logits(batch)
-    lengths = [len(row.input_ids) for row in batch.rows]
-    assert (1, sum(lengths), 32) in seen
-    assert seen[-2:] == [2, (1, len(SENTENCES), 2)]
-    assert len({*lengths}) > 1
-
-
 def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path) -> None:
     folder = tiny.decoder(tmp_path, "mistral", sliding_window=4)
     ours = ready(folder)
@@ -110,9 +93,6 @@ def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path)
     prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]
     with torch.no_grad():
         same(scores(ours, SENTENCES), by_hand(folder, prompts, [" terrible", " great"]))
-
-
-# --- loading ---
 
 
 def test_an_encoder_is_refused(roberta: Path, gpt2: Path) -> None:
@@ -139,9 +119,6 @@ def test_no_padding_token_is_needed_or_added(gpt2: Path, tmp_path: Path) -> None
     assert rows == len(ours.loaded.tokenizer)
     models.save(ours.loaded, tmp_path / "saved")
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").pad_token is None
-
-
-# --- a run ---
 
 
 @pytest.mark.sample(1)
@@ -174,7 +151,6 @@ def test_a_run_from_end_to_end(kind: str, movies: Path, tmp_path: Path) -> None:
 
 
 def test_a_linear_probe_of_the_last_position(movies: Path, tmp_path: Path) -> None:
-    """The features are the last hidden states of the plain model, and the probe is written to rows of the head."""
     folder, run = tiny.decoder(tmp_path / "model", "opt"), tmp_path / "run"
     words = ["objective=lm", "model.device=cpu", "init=linear_probe", "steps=0"]
     assert mezo("train", *small(folder, movies, run, *words)).code == 0
@@ -200,7 +176,6 @@ def test_a_linear_probe_of_the_last_position(movies: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("kind", "words", "task", "peft"), PAIRS_OF_ALL)
 def test_adapters_on_every_family(kind: str, words: str, task: str, peft: str, tmp_path: Path) -> None:
-    """The adapter changes the scores, a paired forward is used where possible, and frozen tensors keep their bits."""
     family = tiny.decoder(tmp_path, kind)
     if peft == "bias" and kind in ("llama", "mistral", "qwen3"):
         with pytest.raises(UserError, match="has no bias terms"):

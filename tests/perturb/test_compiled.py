@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -65,44 +64,6 @@ def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
     assert all(kernel.compiled for kernel in (kernels.perturb_pair, kernels.add, kernels.shrink))
     for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
         assert (tmp_path / "compiled" / name).read_bytes() == (tmp_path / "eager" / name).read_bytes(), name
-
-
-def kernels_of(kind: str) -> list[Kernel]:
-    """Return the kernels of a kind."""
-    return [kernel for kernel in vars(KERNELS[kind]).values() if isinstance(kernel, Kernel)]
-
-
-@pytest.mark.parametrize("name", simd.instruction_sets())
-def test_every_instruction_set_has_every_kernel(noise: Noise, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEZO_EAGER", "0")
-    monkeypatch.setenv("MEZO_SIMD", name)
-    for kernel in kernels_of(noise.name):
-        monkeypatch.setattr(kernel, "compiled", {})
-    theta = torch.linspace(-3, 3, 5000)
-    for stored, out in product((torch.float32, torch.bfloat16, torch.float16), repeat=2):
-        outs = torch.empty(5000, dtype=out), torch.empty(5000, dtype=out)
-        perturb(noise, Z, "w", theta.to(stored), 1e-3, *outs)
-        perturb(noise, Z, "w", theta.to(stored), 1e-3, outs[0])
-    update_(noise, "w", theta, [(Z, -1.7e-3), (Direction(1, 2, 3), 0.3)], [0.999, 1.0])
-    assert Kernel.compiler_error is None
-    # `flat.lay_out` stores theta in float32
-    assert sum(len(kernel.compiled) for kernel in kernels_of(noise.name)) == 3 + 3 + 2
-
-
-def test_every_code_of_the_table_and_every_coefficient_give_the_bits_of_the_eager_form(
-    noise: Noise, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    n = 1 << 19  # eight draws per entry of the table
-    for c in (1.0, -3e-5, 0.0, 1e-42):
-        results = []
-        for flag in ("0", "1"):
-            monkeypatch.setenv("MEZO_EAGER", flag)
-            out, low = torch.empty(n), torch.empty(n, dtype=torch.bfloat16)
-            perturb(noise, Z, "w", torch.zeros(n), c, out, torch.empty(n))
-            perturb(noise, Z, "w", torch.full((n,), 1 / 3), c, low)
-            results.append((out, low))
-        assert torch.equal(results[0][0].view(torch.int32), results[1][0].view(torch.int32)), c
-        assert torch.equal(results[0][1].view(torch.int16), results[1][1].view(torch.int16)), c
 
 
 @pytest.mark.slow

@@ -86,27 +86,6 @@ def test_with_one_expert_all_of_them_are_trained() -> None:
     assert forward.supports_paired_forward
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "rademacher"])
-def test_weights_read_outside_their_module_are_perturbed(noise: str) -> None:
-    torch.manual_seed(1)
-    model, stock = ReadsOutside(), ReadsOutside()
-    stock.load_state_dict(model.state_dict())
-    forward, x = PerturbedForward(model, Params(model, make_noise(noise))), torch.randn(2, 4)
-    assert forward.select_reachable(lambda: model(x)) == ["outside.bias"]
-    perturb_in_place(stock, forward.params, 0.5)
-    with torch.no_grad(), forward.perturbed(Z, 0.5, signs=(1,)):
-        torch.testing.assert_close(model(x), stock(x))
-
-
-def test_bfloat16_rounds_the_perturbed_weights_and_keeps_theta_in_float32(roberta: Path) -> None:
-    exact, rounded = ready(roberta), ready(roberta, "model.compute_dtype=bfloat16")
-    batch = exact.objective.collate(exact.encoder.encode_all(SENTENCES))
-    with torch.no_grad(), exact.forward.perturbed(Z, 0.01, signs=(1,)), rounded.forward.perturbed(Z, 0.01, signs=(1,)):
-        a, b = exact.objective.logits(batch), rounded.objective.logits(batch)
-    assert all(p.dtype == torch.float32 for p in rounded.params.tensors.values())
-    assert 0 < (a - b).abs().max() < 0.2
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("peft", ["none", "lora", "bias"])
 def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtype: str, roberta: Path) -> None:

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -128,30 +127,6 @@ def test_theta_and_the_patches_are_back_after_an_error(folder: Path) -> None:
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == memory
     assert torch.equal(model(IDS).logits, expected)
     assert not torch.equal(perturbed, expected)
-
-
-def test_a_member_is_made_once_in_memory_that_the_next_one_uses(folder: Path) -> None:
-    model, forward = patched(folder)
-    population = Population(forward)
-    addresses = set()
-    with mock.patch.object(forward.params.noise, "perturb", wraps=forward.params.noise.perturb) as perturb:
-        for member in range(3):
-            with forward.perturbed(Direction(1, 0, member), 0.1, (1,)):
-                for _ in range(2):  # two batches of one step
-                    with population.materialized():
-                        model(IDS)
-                        addresses.add(model.get_input_embeddings().weight.data_ptr())
-    assert perturb.call_count == 3 * len(forward.params.spans(forward.params.tensors))
-    assert len(addresses) == 1
-
-
-def test_what_cannot_be_materialized_is_refused(folder: Path) -> None:
-    _, forward = patched(folder)
-    population = Population(forward)
-    with forward.perturbed(Z, 0.05), pytest.raises(ValueError, match="one sign"), population.materialized():
-        pass
-    with population.materialized(), pytest.raises(RuntimeError, match="goes around"), forward.perturbed(Z, 0.05, (1,)):
-        pass
 
 
 def test_weights_that_are_read_outside_their_module_are_those_of_the_member() -> None:

@@ -19,12 +19,6 @@ def model() -> nn.Module:
     return layers
 
 
-def test_tensors_are_the_trainable_ones_in_the_order_of_the_model() -> None:
-    params = Params(model(), make_noise("gaussian"))
-    assert list(params.tensors) == ["0.weight", "1.weight", "1.bias"]
-    assert params.count == 300 * 700 + 700 * 5 + 5
-
-
 def test_what_is_not_in_the_graph_is_not_selected() -> None:
     layers = model()
     params = Params(layers, make_noise("gaussian"))
@@ -41,31 +35,6 @@ def test_a_weak_decay_is_taken_in_float64_and_rounded_once_with_the_step() -> No
     want = ((1 - 2e-8) * theta.double() - step.double()).float()
     params.decay_and_subtract(theta, step, 1 - 2e-8)
     assert torch.equal(theta, want)
-
-
-def test_tensors_are_views_of_flat_storage_and_look_like_tensors_of_their_own() -> None:
-    layers = model()
-    before = {name: p.detach().clone() for name, p in layers.named_parameters()}
-    params = Params(layers, make_noise("gaussian"))
-    assert all(torch.equal(p, before[name]) for name, p in layers.named_parameters())
-    (left, right) = params.spans(params.tensors)[:1], params.spans(["0.weight", "1.bias"])
-    assert [piece.name for piece in left[0].pieces] == list(params.tensors)
-    assert [[piece.name for piece in span.pieces] for span in right] == [["0.weight"], ["1.bias"]]
-    for name, p in params.tensors.items():
-        assert p.data_ptr() == params.span_of[name].theta.data_ptr()
-        assert p.untyped_storage().nbytes() == p.nbytes  # what transformers and safetensors look at when they save
-        p.data.add_(1)
-        assert torch.equal(params.span_of[name].theta[: p.numel()], (before[name] + 1).view(-1))
-
-
-def test_a_large_tensor_stays_where_it_is_and_a_module_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mezo_cli.perturb.params.SEGMENT", 1 << 13)
-    layers = nn.ModuleDict({"table": nn.Embedding(64, 256), **{f"l{i}": nn.Linear(64, 50) for i in range(3)}})
-    address = layers["table"].weight.data_ptr()
-    params = Params(layers, make_noise("gaussian"))
-    assert layers["table"].weight.data_ptr() == address
-    segments = [[name for name, _ in span.segment.tensors] for span in params.spans(params.tensors)]
-    assert segments == [["table.weight"], ["l0.weight", "l0.bias", "l1.weight", "l1.bias"], ["l2.weight", "l2.bias"]]
 
 
 def test_saved_weights_take_no_copy_of_the_model(

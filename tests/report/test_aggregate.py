@@ -11,9 +11,6 @@ from tests.report.run_directories import SEEDS, make_entry, make_grid, only_grou
 FEW = {"data.shots": 16}
 
 
-# --- picking ---
-
-
 def test_the_best_dev_of_each_data_seed_then_mean_and_population_std() -> None:
     small = {13: (0.9, 0.70), 21: (0.5, 0.99), 42: (0.8, 0.80)}
     large = {13: (0.8, 0.99), 21: (0.6, 0.90), 42: (0.7, 0.99)}
@@ -119,9 +116,6 @@ def test_a_run_done_again_counts_once_and_the_newest_that_finished_wins() -> Non
     assert group.troubles == []
 
 
-# --- grouping ---
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -181,9 +175,6 @@ def test_the_data_source_splits_groups_and_prepared_folders_are_one() -> None:
     folders = [{"data.name": "files", "data.dir": f"/k/SST-2/16-{seed}"} for seed in SEEDS]
     group = only_group(*(make_entry(folder) for folder in folders))
     assert (group.shots, sorted(dict(group.tests)), group.missing, group.troubles) == (16, sorted(SEEDS), [], [])
-
-
-# --- what is missing ---
 
 
 def test_with_the_papers_seeds_all_five_are_expected() -> None:

@@ -1,14 +1,11 @@
 """What is told about one run: held against a run directory whose numbers are known."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mezo_cli.errors import UserError
-from mezo_cli.report.document import OPEN_END, conclusion, document, next_command, thin
+from mezo_cli.report.document import OPEN_END, conclusion, document, next_command
 from mezo_cli.report.frame import frame, read_run
 from mezo_cli.runs.jsonl import write_object
 from tests.report.run_directories import make_curves, make_entry, make_run
@@ -65,10 +62,6 @@ def test_the_test_rows_are_spread_from_sure_to_unsure(finished: Path) -> None:
     assert sure == sorted(sure, reverse=True)
 
 
-def test_thinning_keeps_the_ends() -> None:
-    assert [thin(range(count), 5) for count in (1000, 3, 0)] == [[0, 250, 500, 749, 999], [0, 1, 2], []]
-
-
 def test_a_running_run(tmp_path: Path) -> None:
     held = make_curves(tmp_path / "run", ended="running")
     run = told(held.path)
@@ -84,23 +77,6 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert (run["status"], run["dev"], run["loss"], run["results"]) == ("running", [], None, [])
     assert run["projected_grad"]["zero_fraction"] is None
     assert frame([read_run(held.path)]).empty
-
-
-def test_damage_is_named(finished: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "run"
-    for name, change in (
-        ("predictions.jsonl", lambda text: text.replace('"row": 3,', '"row": 4,')),
-        ("metrics.jsonl", lambda text: text.replace('"loss": 0.5', '"loss": 0.4', 1)),
-        ("run.json", lambda text: json.dumps({**json.loads(text), "trainable": [1]})),
-    ):
-        shutil.rmtree(broken, ignore_errors=True)
-        shutil.copytree(finished, broken)
-        (broken / name).write_text(change((broken / name).read_text()))
-        with pytest.raises(UserError, match="damaged"):
-            told(broken)
-
-
-# --- commands ---
 
 
 @pytest.mark.parametrize(

@@ -16,22 +16,6 @@ def test_each_run_is_found_once_also_inside_a_sweep(tmp_path: Path) -> None:
     assert sorted(entry.config.seed for entry in entries) == [1, 2]
 
 
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("name", ["config.yaml", "run.json", "summary.json"])
-def test_a_damaged_or_missing_file_is_one_warning(name: str, missing: bool, tmp_path: Path) -> None:
-    file = make_run(tmp_path / "a").path / name
-    content = file.read_bytes().replace(b"0.5", b"0.6").replace(b"sst2", b"sst5").replace(b"finished", b"fin")
-    file.unlink() if missing else file.write_bytes(content)
-    make_run(tmp_path / "b", {"seed": 1})
-    entries, warnings = read_runs([tmp_path])
-    assert [entry.config.seed for entry in entries] == [1]
-    if name == "run.json" and missing:
-        return  # then it is no run
-    (warning,) = warnings
-    assert str(tmp_path / "a") in warning
-    assert "\n" not in warning
-
-
 @pytest.mark.parametrize(
     ("settings", "shots", "seed"),
     [

@@ -25,9 +25,6 @@ def rows(out: str) -> list[str]:
     return [" ".join(line.split()) for line in out.splitlines()]
 
 
-# --- groups ---
-
-
 def test_the_table(two_methods: Path) -> None:
     said = mezo("compare", two_methods)
     assert said.code == 0, said
@@ -48,15 +45,11 @@ def test_without_a_number_of_the_paper_it_has_no_column() -> None:
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_tables_fit_the_terminal(width: int, two_methods: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No number is folded, and no line is longer."""
     monkeypatch.setattr(compare, "make_console", lambda: Console(width=width, file=sys.stdout))
     out = mezo("compare", two_methods).out
     assert max(len(line.rstrip()) for line in out.splitlines()) <= width
     for number in ("90.5 (1.2)", "91.0 (2.0)", "-30.5 *"):
         assert number in out
-
-
-# --- the paper's table ---
 
 
 def test_the_papers_table_without_runs(tmp_path: Path) -> None:
@@ -96,7 +89,6 @@ def test_own_results_are_below_the_papers_rows() -> None:
 
 
 def test_the_large_model_table_has_own_results_picked_by_the_dev_loss() -> None:
-    """The run of the lower dev loss is picked, against its accuracy, and its accuracy is shown."""
     opt = {"model.path": "facebook/opt-13b", "metric": "loss", "steps": 20_000, "objective": "lm", "seed": 0}
     runs = [
         make_entry({**opt, "optimizer.lr": 1e-6}, dev=0.9, dev_loss=0.7, test=0.8),
@@ -119,9 +111,6 @@ def test_the_large_model_table_has_own_results_picked_by_the_dev_loss() -> None:
 def test_a_table_that_there_is_not(tmp_path: Path) -> None:
     refused = mezo("compare", "--table", "otp", tmp_path)
     assert error_line(refused) == "error: --table otp: allowed are roberta, opt (did you mean 'opt'?)\n"
-
-
-# --- files ---
 
 
 def test_a_cell_that_a_spreadsheet_would_run_is_quoted() -> None:

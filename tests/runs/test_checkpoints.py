@@ -18,17 +18,6 @@ def write(content: str) -> object:
     return files
 
 
-def test_a_checkpoint_replaces_the_one_before(tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    assert run.checkpoint_step("best") is None
-    for step in (0, 5):
-        run.save_checkpoint("best", step, write(f"step {step}"))  # type: ignore[arg-type]
-        assert run.checkpoint_step("best") == step
-        assert (run.checkpoints / "best" / "model.safetensors").read_text() == f"step {step}"
-        checkpoints.verify(run.checkpoints / "best")
-    assert [p.name for p in run.checkpoints.iterdir()] == ["best"]
-
-
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.save_checkpoint("best", 0, write("step 0"))  # type: ignore[arg-type]

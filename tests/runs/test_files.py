@@ -23,24 +23,6 @@ def test_no_partial_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert path.read_text() == "old"
 
 
-def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def recorded(descriptor: int) -> None:
-        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
-        fsync(descriptor)
-
-    def renamed(old: Path, new: Path) -> None:
-        done.append(f"rename {new.name}")
-        replace(old, new)
-
-    monkeypatch.setattr(os, "fsync", recorded)
-    monkeypatch.setattr(os, "replace", renamed)
-    write_atomically(tmp_path / "a", "text")
-    assert done == ["sync .a.tmp", "rename a", f"sync {tmp_path.name}"]
-
-
 def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         (folder / "file").write_text("text")

@@ -45,17 +45,6 @@ def test_a_lost_line_is_reported(written: Path, lost: int) -> None:
         list(JsonLines(written))
 
 
-def test_an_incomplete_last_line_is_left_out_and_cut(written: Path) -> None:
-    whole = written.read_bytes()
-    written.write_bytes(whole[:-7])
-    log = JsonLines(written)
-    assert len(list(log)) == 4
-    log.cut(3)
-    assert written.read_bytes() == b"".join(whole.splitlines(keepends=True)[:3])
-    log.append("train", 11, loss=1.0)
-    assert [line["step"] for line in list(JsonLines(written))] == [0, 5, 10, 11]
-
-
 def test_the_same_lines_at_another_speed_have_the_same_checksums(tmp_path: Path) -> None:
     made = []
     for speed in (1.0, 2.0):

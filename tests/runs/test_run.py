@@ -30,28 +30,6 @@ def status(path: Path) -> str:
     return str(json.loads((path / "run.json").read_text())["status"])
 
 
-def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "a" / "b")
-    info = run.info()
-    assert (run.path / "config.yaml").read_text() == CONFIG
-    assert (info["status"], info["argv"], info["end"], info["error"]) == ("interrupted", ["mezo", "train"], None, None)
-    assert info["pid"] == os.getpid()
-    assert {"python", "torch", "transformers", "numpy"} <= set(info["versions"])
-    assert "git_commit" in info
-    assert info["start"].endswith("+00:00")
-
-
-# --- one directory, one run ---
-
-
-def test_a_directory_with_a_run_is_refused_and_resume_is_named(tmp_path: Path) -> None:
-    with new_run(tmp_path).tracked():
-        pass
-    with pytest.raises(UserError, match=rf"already holds a run: continue it by `mezo resume {tmp_path}`"):
-        new_run(tmp_path)
-    assert status(tmp_path) == "finished"
-
-
 def test_a_config_yaml_of_something_else_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("theirs: 1\n")
     with pytest.raises(UserError, match=r"a config\.yaml without run\.json is no run"):
@@ -154,9 +132,6 @@ def test_a_directory_that_another_process_is_making_a_run_in_is_refused(tmp_path
     assert first.info()["status"] == "interrupted"
 
 
-# --- status ---
-
-
 @pytest.mark.parametrize(
     ("error", "stored"),
     [(KeyError("lost"), "KeyError: 'lost'"), (UserError("bad data"), "bad data"), (RunFailed("nan"), "nan")],
@@ -189,7 +164,6 @@ def test_ctrl_c_is_an_interruption_and_a_claim_keeps_the_status(tmp_path: Path) 
 def test_other_signals_are_one_too_unless_they_are_ignored_and_the_handler_is_restored(
     number: signal.Signals, outside: signal.Handlers, tmp_path: Path
 ) -> None:
-    """They are ignored under nohup."""
     before = signal.signal(number, outside)
     try:
         ignored = outside == signal.SIG_IGN
@@ -236,9 +210,6 @@ def test_a_run_that_another_process_has_just_finished_is_not_resumed(tmp_path: P
         Run.open(tmp_path).claim(finished=False)
     assert run.info() == before
     Run.open(tmp_path).claim(finished=True)
-
-
-# --- the list ---
 
 
 def test_the_list_of_nothing(tmp_path: Path) -> None:

@@ -56,20 +56,6 @@ def test_twenty_thousand_steps_of_a_large_model_stay_under_330_kb(tmp_path: Path
     assert (tmp_path / "t").stat().st_size < 330_000
 
 
-@pytest.mark.parametrize("lost", [1, 8, 15])
-def test_an_incomplete_record_is_cut_and_appending_continues(tmp_path: Path, lost: int) -> None:
-    path = tmp_path / "t"
-    write(path, [[1.0], [2.0], [3.0]], header())
-    path.write_bytes(path.read_bytes()[:-lost])
-    past = trajectory.read(path)
-    assert past.grads.ravel().tolist() == [1.0, 2.0]
-    with open(path, "r+b") as file:
-        file.truncate(past.valid_bytes)
-        file.seek(past.valid_bytes)
-        trajectory.Writer(file, past.header).append(2, [4.0], 1e-6)
-    assert trajectory.read(path).grads.ravel().tolist() == [1.0, 2.0, 4.0]
-
-
 def pack(path: Path, version: int, values: dict[str, Any]) -> None:
     packed = zlib.compress(json.dumps(values).encode())
     path.write_bytes(struct.pack("<8sHII", trajectory.MAGIC, version, len(packed), zlib.crc32(packed)) + packed)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -24,21 +23,6 @@ def machine_record() -> ModuleType:
 def tables(machine_record: ModuleType) -> ModuleType:
     load_script("step_works")
     return load_script("make_step_tables")
-
-
-def one_result(batch: str = "16x32", seconds: float = 2.0) -> dict[str, Any]:
-    def spread() -> dict[str, float]:
-        return {"min": seconds - 0.5, "median": seconds, "max": seconds + 1.0}
-
-    ratios = {"reference_over_this": None, "this_over_floor": spread()}
-    rows = [
-        {"name": "floor fp32", "seconds": spread(), **ratios},
-        {"name": "ours fp32 gaussian", "seconds": spread(), **ratios, "reference_over_this": spread()},
-    ]
-    known = {"shape": "large", "batch": batch, "tokens": 512, "rounds": 3, "rows": rows, "threads": 1, "device": "cpu"}
-    peaks = {"floor fp32": 1_000_000, "ours fp32 gaussian": 1_250_000}
-    origin = {"commit": "0123456789", "dirty": False, "versions": {"torch": "2.13"}, "date": "2026-11-22"}
-    return {**known, **origin, "load": [1.0, 2.0], "command": "python scripts/bench/bench_step.py", "peaks": peaks}
 
 
 def test_every_record_has_a_table(tables: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,23 +46,6 @@ def test_readme_names_the_range_of_the_records(tables: ModuleType) -> None:
     faster, floor = ([row[name]["median"] for row in rows] for name in ("reference_over_this", "this_over_floor"))
     assert [float(one) for one in found.groups()[:2]] == [round(min(faster), 1), round(max(faster), 1)]
     assert [float(one) for one in found.groups()[2:]] == [round(min(floor), 2), round(max(floor), 2)]
-
-
-def test_results_of_other_batches_are_kept_and_those_of_another_machine_refused(
-    machine_record: ModuleType, tmp_path: Path
-) -> None:
-    import torch
-
-    machine, path = machine_record.describe(torch.device("cpu")), tmp_path / "a.json"
-    machine_record.write(path, machine_record.merge(path, machine, [one_result("16x32", 2.0), one_result("64x32")]))
-    merged = machine_record.merge(path, machine, [one_result("16x32", 3.0)])
-    assert [(r["batch"], r["rows"][0]["seconds"]["median"]) for r in merged["results"]] == [("16x32", 3), ("64x32", 2)]
-    with pytest.raises(ValueError, match="another machine"):
-        machine_record.merge(path, machine | {"cpu": "Z80"}, [])
-    damaged = one_result()
-    del damaged["commit"], damaged["rows"][1]["seconds"]["max"]
-    with pytest.raises(ValueError, match=r"b\.json lacks results\.commit, ours fp32 gaussian\.max"):
-        machine_record.merge(tmp_path / "b.json", machine, [damaged])
 
 
 @pytest.mark.slow

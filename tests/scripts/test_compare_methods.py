@@ -83,18 +83,6 @@ def test_what_has_to_be_known_is_said_and_written(tmp_path: Path) -> None:
     assert {row["calls"] for row in rows if row["status"] == "finished"} <= {"0", "100"}
 
 
-def test_runs_without_a_budget_are_refused(tmp_path: Path) -> None:
-    make_run(tmp_path / "a")
-    with pytest.raises(SystemExit, match="forwards=N"):
-        output(tmp_path)
-
-
-def test_the_interval_is_students() -> None:
-    values = [1.0, 2.0, 4.0]
-    low, high = stats.t.interval(0.95, 2, loc=7 / 3, scale=stats.sem(values))
-    assert SCRIPT.half_width(values) == pytest.approx((high - low) / 2)
-
-
 def test_the_page_has_the_table_of_every_lr() -> None:
     page = (ROOT / "docs" / "measurements" / "bench.md").read_text()
     seen = output("--rates", ROOT / "docs" / "measurements" / "bench-demo-reward.csv")

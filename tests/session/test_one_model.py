@@ -8,7 +8,7 @@ from mezo_cli import api
 from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
-from tests.command_line import mezo, small
+from tests.command_line import Train, mezo, small
 from tests.live_models import count_live
 from tests.training.test_forgetting import WORDS
 
@@ -59,11 +59,11 @@ def test_every_command_holds_one_model_at_a_time(
 
 
 def test_a_closed_session_has_no_model_and_says_so(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two models that a user of the library opens are his; `with` and close() drop them."""
     run = tmp_path / "run"
-    assert mezo("train", *small(roberta, movies, run, *SHORT)).code == 0
+    assert train(run, *SHORT).code == 0
     alive = count_live(monkeypatch)
     with api.load(run) as first, api.load(run, 1) as second:
         assert first.predict(["good"])

@@ -134,7 +134,6 @@ def test_the_code_of_the_card_gives_our_probabilities(
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", PIPELINES)
 def test_the_pipeline_of_the_card_gives_our_probabilities(case: str, tmp_path: Path) -> None:
-    """The card names the pipeline's task; `pipeline(task, model=FOLDER)` has the task's label names."""
     task, words = PIPELINES[case]
     session, expected = exported(tmp_path / "out", "demo", *words)
     card = (tmp_path / "out" / "README.md").read_text()

@@ -19,7 +19,7 @@ from mezo_cli.runs import Run
 from mezo_cli.runs.jsonl import add_checksum
 from mezo_cli.sharing.trajectory_run import check_rebuildable
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import Train, error_line, mezo, small
 from tests.interruption import interrupt_at
 
 TEXTS = ["a fine film", "dull", "not bad at all"]
@@ -55,9 +55,7 @@ def test_it_says_nothing_of_this_machine(run: Path, roberta: Path, shared: Path)
     assert "mezo eval . --base DIR data.dir=DIR\n" in card
 
 
-def test_only_finished_runs_with_a_trajectory_that_others_can_draw(
-    run: Path, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_only_finished_runs_with_a_trajectory_that_others_can_draw(run: Path, train: Train, tmp_path: Path) -> None:
     for words, said in (
         (["optimizer=sgd"], "optimizer=sgd writes no trajectory"),
         (["optimizer.noise=torch"], "optimizer.noise=torch takes z from torch's generator"),
@@ -66,7 +64,7 @@ def test_only_finished_runs_with_a_trajectory_that_others_can_draw(
             check_rebuildable(build_config(words), "here")
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
-        assert mezo("train", *small(roberta, movies, tmp_path / "cut")).code == 130
+        assert train(tmp_path / "cut").code == 130
     line = error_line(mezo("export", tmp_path / "cut", "--trajectory", "--out", tmp_path / "out"))
     assert "is interrupted: only the trajectory of a finished run" in line
     line = error_line(mezo("export", run, "--trajectory", "--checkpoint", "3", "--out", tmp_path / "out"))
@@ -77,7 +75,6 @@ def test_only_finished_runs_with_a_trajectory_that_others_can_draw(
 def test_every_command_that_reads_runs_opens_it(
     run: Path, roberta: Path, movies: Path, shared: Path, tmp_path: Path
 ) -> None:
-    """And gives the bits of the run."""
     data = f"data.dir={run.parent / 'movies'}"
     for checkpoint in ("best", "last", 3):
         assert predictions(shared, checkpoint, base=roberta) == predictions(run, checkpoint)
@@ -101,10 +98,10 @@ def test_every_command_that_reads_runs_opens_it(
     assert {path.name for path in shared.iterdir()} == FILES
 
 
-def test_an_anchored_run_whose_best_step_is_the_first(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_an_anchored_run_whose_best_step_is_the_first(train: Train, tmp_path: Path) -> None:
     """The weights of the anchor, those of step 0, are kept for the steps after it; pruning replays both too."""
     words = ["optimizer=es", "optimizer.members=2", "optimizer.anchor={l2: 0.1}", "optimizer.lr=1e-30", "steps=2"]
-    assert mezo("train", *small(roberta, movies, tmp_path / "run", *words, "eval_every=2")).code == 0
+    assert train(tmp_path / "run", *words, "eval_every=2").code == 0
     assert Run(tmp_path / "run").read_summary()["best"]["step"] == 0
     assert mezo("export", tmp_path / "run", "--trajectory", "--out", tmp_path / "out").code == 0
     assert "pruned" in mezo("prune", tmp_path / "run").out
@@ -125,9 +122,6 @@ def test_other_weights_data_and_mistakes_are_one_line(shared: Path, roberta: Pat
     (shared / "run.json").write_text(json.dumps(add_checksum(info)))
     said = mezo(*words, "--checkpoint", "last").err.splitlines()[-1]
     assert "the rebuilt weights of step 6 (last) are not those of the run" in said
-
-
-# --- odd values, sealed ---
 
 
 def test_a_run_that_holds_what_no_run_writes(run: Path, shared: Path) -> None:

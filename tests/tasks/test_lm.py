@@ -47,15 +47,6 @@ def test_the_tokens_are_those_of_the_whole_text(name: str, tokenizer: PreTrained
     check(load_task(name), tokenizer, rows(load_task(name), [text for text in ODD_TEXTS if text.strip()]))
 
 
-@pytest.mark.parametrize("name", ["sst2", "rte"])
-def test_the_tokens_of_real_rows_are_those_of_the_whole_text(
-    name: str, shared: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    folder, columns = {"sst2": ("SST-2", slice(0, 1)), "rte": ("RTE", slice(1, 3))}[name]
-    lines = (shared / f"data/glue/{folder}/dev.tsv").read_text().splitlines()[1:]
-    check(load_task(name), tokenizer, [Example(tuple(line.split("\t")[columns]), 0) for line in lines])
-
-
 def test_the_prompts_are_the_papers(gpt2: PreTrainedTokenizerFast) -> None:
     sst2, rte = LmEncoder(load_task("sst2"), gpt2), LmEncoder(load_task("rte"), gpt2)
     assert sst2.prompt(["  a joy ; ride "]) == "a joy ; ride It was"

@@ -29,9 +29,6 @@ def bert() -> PreTrainedTokenizerFast:
     return wordpiece()
 
 
-# --- label words ----------------------------------------------------------------------------------------------------
-
-
 def test_words_after_punctuation_take_no_space(bpe: PreTrainedTokenizerFast):
     ids = label_word_ids(load_task("sst2", label_words=[".", ","]), bpe)
     assert bpe.convert_ids_to_tokens(ids) == [".", ","]
@@ -68,9 +65,6 @@ def test_labels_must_be_two_or_more_and_distinct(labels: list[str], bpe: PreTrai
     for kind in (MlmEncoder, ClsEncoder):
         with pytest.raises(UserError, match=r"task.labels needs two or more names, all different"):
             kind(task, bpe)
-
-
-# --- prompts --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
@@ -137,13 +131,6 @@ def test_segment_ids_increase_after_a_separator_for_bert_only(
         MlmEncoder(load_task("rte", template="{premise} {sep} {hypothesis}{sep} {mask}"), bert)
 
 
-def test_sentence_limits(bpe: PreTrainedTokenizerFast):
-    task = load_task("rte", first_limit=2, other_limit=1)
-    row = MlmEncoder(task, bpe).encode(Example(("no yes film no yes", "Yes no film"), 0))
-    assert bpe.convert_ids_to_tokens(row.input_ids)[1:3] == bpe.tokenize("no yes film")[:2]
-    assert len(row.input_ids) == 1 + 2 + 1 + 1 + 1 + 1 + 1  # cls, two tokens, ?, mask, comma, one token, sep
-
-
 def test_a_mask_cut_off_names_row_length_and_limit(bpe: PreTrainedTokenizerFast):
     prompt = MlmEncoder(load_task("sst2", max_length=16), bpe)
     text = "no " * 20
@@ -188,17 +175,6 @@ def test_tokenizers_that_lack_something():
             kind(load_task("sst2"), slow)
 
 
-def test_decode(bpe: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast):
-    example = Example(("no film ", "Yes, a film."), 0)
-    prompt = MlmEncoder(load_task("rte"), bpe)
-    assert prompt.decode(prompt.encode(example)) == "<s>no film?<mask>, yes, a film.</s>"
-    plain = ClsEncoder(load_task("rte"), bert)
-    assert plain.decode(plain.encode(example)) == "[CLS] no film [SEP] yes , a film . [SEP]"
-
-
-# --- plain texts ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["sst2", "rte"])
 def test_plain_texts_are_joined_by_the_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast):
     task = load_task(name, max_length=12)
@@ -217,9 +193,6 @@ def test_three_plain_texts_are_refused(bpe: PreTrainedTokenizerFast):
     said = r"task 'rte': objective=cls reads one or two texts, task.columns has 3 \(a, b, c\)"
     with pytest.raises(UserError, match=said):
         ClsEncoder(load_task("rte", columns=["a", "b", "c"]), bpe)
-
-
-# --- rows that are too long, for prediction ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["sst2", "mnli"])

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mezo_cli.config.schema import Example
 from mezo_cli.tasks import MlmEncoder, label_word_ids
 from tests.lm_bff import LM_BFF, ODD_TEXTS, ROOT, byte_bpe, load_task, oracle, rows, sentencepiece, wordpiece
-from tests.opt_tasks import CHOICES, GENERATED, WORDS
+from tests.opt_tasks import CHOICES, GENERATED
 
 
 @pytest.fixture(scope="module")
@@ -31,37 +30,6 @@ def bert() -> PreTrainedTokenizerFast:
 def test_every_task_is_there():
     names = {path.stem for path in (ROOT / "conf/task").glob("*.yaml")}
     assert names == {*LM_BFF, *CHOICES, *GENERATED, "demo-arithmetic", "demo-sums", "own"}
-
-
-@pytest.mark.parametrize("name", sorted({*CHOICES, *GENERATED} - set(LM_BFF)))
-def test_task_file_of_the_opt_table(name: str):
-    text = (ROOT / f"conf/task/{name}.yaml").read_text()
-    assert "The hub was not reached" in text
-    task = load_task(name)
-    assert (task.name, task.version) == (name, 1)
-    assert task.hub.path
-    assert len(task.choice.candidates) == (len(task.labels) or (name == "record"))
-    for spellings in (task.label_words if name in WORDS else [], task.hub.labels, task.files.labels):
-        assert len(set(spellings)) == len(spellings) in (0, len(task.labels))
-    assert (task.lm.template is not None) == (name in WORDS)
-
-
-@pytest.mark.parametrize("name", LM_BFF)
-def test_task_file(name: str):
-    text = (ROOT / f"conf/task/{name}.yaml").read_text()
-    assert len(text.splitlines()) < 25
-    assert f"LM-BFF: {LM_BFF[name]}" in text
-    raw = yaml.safe_load(text)
-    assert all(isinstance(word, str) for key in ("labels", "label_words", "columns") for word in raw[key])
-    task = load_task(name)
-    assert task.name == name
-    for names in (task.labels, task.label_words, task.hub.labels, task.files.labels):
-        assert len(set(names)) == len(names) == len(task.labels)
-    assert task.hub.path
-    assert task.files.folder
-    if task.files.columns:
-        named = {task.rename.get(column, column) for column in task.files.columns}
-        assert named >= {*task.columns, task.label_column}
 
 
 def test_label_order_is_that_of_the_reference():

@@ -11,7 +11,7 @@ from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import Train, error_line, mezo, small
 from tests.interruption import interrupt_at
 from tests.optim.test_mezo import ready
 
@@ -79,20 +79,20 @@ def test_three_labels_without_a_test_split(roberta: Path, tmp_path: Path) -> Non
     assert [name for name, _ in flat(run)].count("eval") == 4  # dev three times, train
 
 
-def test_without_the_start_there_are_intervals_alone(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_without_the_start_there_are_intervals_alone(train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert mezo("train", *small(roberta, movies, run, "test_at_start=false")).code == 0
+    assert train(run, "test_at_start=false").code == 0
     made = summary(run)
     assert not {"test_before", "difference", "baselines"} & set(made)
     assert set(made["test"]["intervals"]) == {"accuracy", "loss"}
     assert not (run / "untrained.json").exists()
 
 
-def test_scores_that_were_lost_are_named(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_scores_that_were_lost_are_named(train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(patch, Mezo, "step", 4)
-        assert mezo("train", *small(roberta, movies, run)).code == 130
+        assert train(run).code == 130
     path = run / "untrained.json"
     path.write_text(path.read_text().replace("0.", "1.", 1))
     assert "untrained.json is damaged" in error_line(mezo("resume", run))

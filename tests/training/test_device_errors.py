@@ -13,7 +13,7 @@ from mezo_cli.objectives.encoders import Mlm
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import Train, error_line, mezo, small
 from tests.optim.test_mezo import ready
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
@@ -73,9 +73,9 @@ def test_while_loading(
     assert not (tmp_path / "run").exists()
 
 
-def test_before_the_first_step(roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_the_first_step(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raising(monkeypatch, Objective, "check_start", FULL)
-    line = error_line(mezo("train", *small(roberta, movies, tmp_path / "run")))
+    line = error_line(train(tmp_path / "run"))
     assert "before the first step: out of memory: CUDA out of memory; try a lower batch_size (now 8)" in line
 
 
@@ -86,11 +86,9 @@ def test_before_the_first_step(roberta: Path, movies: Path, tmp_path: Path, monk
         (BROKEN, "the device failed: CUDA"),
     ],
 )
-def test_in_a_step(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
-) -> None:
+def test_in_a_step(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
     raising(monkeypatch, Mezo, "step", error)
-    result = mezo("train", *small(roberta, movies, tmp_path / "run"))
+    result = train(tmp_path / "run")
     assert (result.code, result.err.count("\n")) == (1, 1)
     assert result.err.startswith(f"error: {said}")
     assert Run(tmp_path / "run").status() == "failed"
@@ -112,12 +110,10 @@ def test_in_eval_and_replay(done: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert "eval_batch_size is 64" in line
 
 
-def test_other_errors_stay_as_they_are(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_stay_as_they_are(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raising(monkeypatch, Mezo, "step", RuntimeError("a defect"))
     with pytest.raises(RuntimeError, match="a defect"):
-        mezo("train", *small(roberta, movies, tmp_path / "run"))
+        train(tmp_path / "run")
 
 
 def test_a_loss_that_is_not_finite_is_on_the_device_of_the_logits(roberta: Path) -> None:

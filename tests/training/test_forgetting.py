@@ -123,8 +123,3 @@ def test_a_file_that_is_not_there_and_a_column_that_is_not(
     assert line.startswith("error: data.keep: ")
     assert said in line
     assert not (tmp_path / "run").exists()
-
-
-def test_only_a_run_that_generates_reads_it(tmp_path: Path) -> None:
-    line = error_line(mezo("train", "model=demo", "data=demo", "data.keep=rows.jsonl", f"hydra.run.dir={tmp_path}/r"))
-    assert "objective=mlm does not read it, only objective=generate" in line

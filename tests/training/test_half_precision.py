@@ -1,7 +1,6 @@
 """Runs with theta in half precision: their files, resume, replay and checkpoint=trajectory end bitwise identical."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,20 +65,6 @@ def test_checkpoints_have_thetas_dtype_and_a_replay_ends_in_their_bits(
     end = opened(read_config(run / "config.yaml"), Run(run), 6).params.tensors
     moved = [bool((end[name] != p).any()) for name, p in start.items()]
     assert sum(moved) > len(moved) / 2
-
-
-def test_a_run_is_not_continued_with_another_dtype(train: Callable[[str], Path], tmp_path: Path) -> None:
-    shutil.copytree(train("mezo"), tmp_path / "run")
-    file = tmp_path / "run" / "trajectory.bin"
-    past = trajectory.read(file)
-    header = trajectory.Header(**{**vars(past.header), "dtype": "float16"})
-    with open(file, "wb") as opened:
-        writer = trajectory.Writer(opened, header)
-        for step, grads, lr in past.records(0, len(past)):
-            writer.append(step, grads, lr)
-    Run(tmp_path / "run").update(ends=Run(tmp_path / "run").ends())
-    line = error_line(mezo("replay", tmp_path / "run", "--step", "6", "--out", tmp_path / "out"))
-    assert "stored its weights as float16, but model.dtype is bfloat16" in line
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from mezo_cli.training import linear_probe as probing
 from tests import tiny
-from tests.command_line import mezo, small
+from tests.command_line import Train, mezo, small
 from tests.optim.test_mezo import outputs_of
 
 NAMES = ["negative", "positive"]
@@ -43,9 +43,6 @@ def rows(n: int, labels: int, width: int = 8, seed: int = 0) -> tuple[np.ndarray
 def probabilities(fitted: probing.Fit, x: np.ndarray) -> torch.Tensor:
     scores = torch.from_numpy(x).float() @ fitted.weight.T
     return (scores if fitted.bias is None else scores + fitted.bias).softmax(-1)
-
-
-# --- the fit ---
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -90,9 +87,6 @@ def test_a_label_without_rows_and_features_that_are_none_are_reported() -> None:
         probing.fit(x, right, [*NAMES, "maybe", "never"], None)
     with pytest.raises(UserError, match="not finite"):
         probing.fit(x * np.nan, right, NAMES, None)
-
-
-# --- a run ---
 
 
 def stock_features(model: Any, layer: nn.Module, batch: Any) -> torch.Tensor:
@@ -153,11 +147,9 @@ def only_the_rows_moved(base: Path, run: Path, label_ids: list[int]) -> None:
     assert sorted(list(tensor.shape) for tensor in stored.values()) == [[2], [2, 32]]
 
 
-def test_mezo_continues_from_the_probe_and_its_replay_is_bitwise_identical(
-    roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_mezo_continues_from_the_probe_and_its_replay_is_bitwise_identical(train: Train, tmp_path: Path) -> None:
     for name, words in {"run": ["init=linear_probe"], "lp": ["optimizer=linear_probe", "steps=0"]}.items():
-        said = mezo("train", *small(roberta, movies, tmp_path / name, *words))
+        said = train(tmp_path / name, *words)
         assert said.code == 0, said
     first, alone = (Run(tmp_path / name).evaluations("dev")[0] for name in ("run", "lp"))
     assert {**first, "seconds": 0} == {**alone, "seconds": 0}

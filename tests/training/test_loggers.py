@@ -20,7 +20,7 @@ from mezo_cli.runs import Run
 from mezo_cli.training import loggers
 from mezo_cli.training.loggers.base import LoggedRun, RunEnd, RunLoggers
 from mezo_cli.training.run_log import RunLog
-from tests.command_line import HANGS, error_line, mezo, small, start
+from tests.command_line import HANGS, Train, error_line, mezo, small, start
 from tests.training.wandb_files import read_offline_runs
 
 FINISHED = RunEnd("finished", 8, summary={"final/test_accuracy": 0.75})
@@ -84,7 +84,7 @@ def text(run: Path, tag: str) -> str:
     return str(events(run).Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode())
 
 
-def test_tensorboard_has_what_metrics_have(roberta: Path, movies: Path, tmp_path: Path) -> None:
+def test_tensorboard_has_what_metrics_have(train: Train, tmp_path: Path) -> None:
     """Interrupted after step 5 of 6, and resumed from the checkpoint of step 3: steps 4 and 5 are there once."""
     run = tmp_path / "run"
     words = ["logger=tensorboard", "optimizer=sgd", "log_every=1", "objective=cls"]
@@ -97,7 +97,7 @@ def test_tensorboard_has_what_metrics_have(roberta: Path, movies: Path, tmp_path
                 raise KeyboardInterrupt
 
         patch.setattr(RunLog, "record", interrupt)
-        assert mezo("train", *small(roberta, movies, run, *words)).code == 130
+        assert train(run, *words).code == 130
     assert [step for tag, step, _ in scalars(run) if tag == "train/loss"] == [1, 2, 3, 4, 5]
     assert text(run, "status") == "interrupted interrupted"
     assert mezo("resume", run).code == 0
@@ -109,12 +109,6 @@ def test_tensorboard_has_what_metrics_have(roberta: Path, movies: Path, tmp_path
     assert text(run, "status") == "finished"
     assert "optimizer.lr: 0.01" in text(run, "config")
     assert text(run, "tags") == "sst2, cls, sgd, roberta-large, files"
-
-
-def test_a_failed_run_is_reported_as_failed(tmp_path: Path) -> None:
-    run, config = a_run(tmp_path / "run", "tensorboard")
-    give(run, config, range(1, 6), FAILED)
-    assert text(run.path, "status").startswith("failed step ")
 
 
 # --- wandb ---

@@ -13,7 +13,7 @@ from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.session.prepare import Prepared
 from mezo_cli.training import micro_batch
-from tests.command_line import error_line, mezo, small
+from tests.command_line import Train, error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
 
 
@@ -95,8 +95,7 @@ def test_auto_takes_the_most_rows_that_stay_below_what_is_free(
     free: int,
     ranks: list[str],
     chosen: int,
-    roberta: Path,
-    movies: Path,
+    train: Train,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,14 +120,14 @@ def test_auto_takes_the_most_rows_that_stay_below_what_is_free(
         monkeypatch.setattr(micro_batch, "current", lambda: others)
     words = ["steps=3", "batch_size=8", "eval_batch_size=8", "peft=lora"]
     auto = Run(tmp_path / "auto")
-    assert mezo("train", *small(roberta, movies, auto.path, *words, "micro_batch_size=auto")).code == 0
+    assert train(auto.path, *words, "micro_batch_size=auto").code == 0
     assert yaml.safe_load((auto.path / "config.yaml").read_text())["micro_batch_size"] == chosen
     assert auto.info()["changes"][-1]["after"] == {"micro_batch_size": chosen}
     count = len(tried)
     assert mezo("resume", auto.path, "steps=4").code == 0
     assert len(tried) == count
     given = Run(tmp_path / "given")
-    assert mezo("train", *small(roberta, movies, given.path, *words, "steps=4", f"micro_batch_size={chosen}")).code == 0
+    assert train(given.path, *words, "steps=4", f"micro_batch_size={chosen}").code == 0
     assert auto.trajectory.read_bytes() == given.trajectory.read_bytes()
 
 

@@ -11,7 +11,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.runs import Run
 from mezo_cli.session.session import Session
 from mezo_cli.training import precision
-from tests.command_line import mezo, small
+from tests.command_line import Train, mezo
 from tests.optim.test_mezo import SENTENCES, ready
 
 
@@ -31,13 +31,13 @@ def test_null_is_the_weights_dtype_on_a_gpu_and_float32_on_a_cpu(monkeypatch: py
 
 
 def test_what_null_stood_for_is_stored_and_kept_on_another_device(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if it had begun on a GPU: every later command computes in float16."""
     run, words = tmp_path / "run", ["model.dtype=float16", "max_seconds=1e-9", "steps=3"]
     with monkeypatch.context() as patch:
         patch.setattr(models, "resolved", lambda model: model.replace(compute_dtype="float16"))
-        assert mezo("train", *small(roberta, movies, run, *words)).code == 130
+        assert train(run, *words).code == 130
     assert mezo("resume", run, "max_seconds=null").code == 0
     info = Run(run).info()
     assert info["changes"][0]["before"] == {"model.compute_dtype": None}
@@ -47,14 +47,6 @@ def test_what_null_stood_for_is_stored_and_kept_on_another_device(
     assert mezo("export", run, "--out", tmp_path / "out").code == 0
     assert "| dtype | float16, computed in float16 |" in (tmp_path / "out" / "README.md").read_text()
     assert '"dtype": "float16"' in (tmp_path / "out" / "config.json").read_text()
-
-
-def test_theta_and_the_compute_dtype_stay(roberta: Path) -> None:
-    session = made(roberta, "model.compute_dtype=bfloat16")
-    before = {name: p.clone() for name, p in session.params.tensors.items()}
-    precision.check(session, session.loss_of(session.encoder.encode_all(SENTENCES)))
-    assert session.forward.compute_dtype == torch.bfloat16
-    assert all(torch.equal(before[name], p) for name, p in session.params.tensors.items())
 
 
 @pytest.mark.parametrize(

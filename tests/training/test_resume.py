@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mezo_cli import console
 from mezo_cli.config.stored import read_config
 from mezo_cli.objectives.base import Objective
 from mezo_cli.optim.first_order import FirstOrder
@@ -137,34 +136,6 @@ def test_a_run_cut_anywhere_ends_bitwise_identical(
     assert state(run) == state(whole(mode))
 
 
-def test_incomplete_last_records_are_cut(
-    whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path
-) -> None:
-    run = cut("full", tmp_path / "run")
-    for name, tail in (("trajectory.bin", b"\x05\x00\x00\x00half"), ("metrics.jsonl", b'{"kind": "tra')):
-        with open(run / name, "ab") as file:
-            file.write(tail)
-    assert mezo("resume", run).code == 0
-    assert state(run) == state(whole("full"))
-
-
-def test_a_damaged_last_record_is_named_by_every_reader(cut: Callable[[str, Path], Path], tmp_path: Path) -> None:
-    run = cut("trajectory", tmp_path / "run")
-    data = bytearray((run / "trajectory.bin").read_bytes())
-    data[-1] ^= 1  # the record of step 4
-    (run / "trajectory.bin").write_bytes(data)
-    for words in (["replay", run, "--step", "2", "--out", tmp_path / "out"], ["eval", run, "--checkpoint", "last"]):
-        assert "trajectory.bin is damaged: it is sound up to step 4" in error_line(mezo(*words))
-    assert mezo("resume", run).code == 0
-    assert "trajectory.bin: its last 16 bytes" in (run / "train.log").read_text()
-    finished = run / "trajectory.bin"
-    finished.write_bytes(finished.read_bytes()[:-1] + b"x")
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    for words in (["eval", run], ["resume", run, "steps=8"]):
-        assert "trajectory.bin is damaged: it is sound up to step 5" in error_line(mezo(*words))
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-
-
 @pytest.mark.parametrize("mode", ["trajectory", "adamw"])
 def test_a_lost_tail_of_both_files_is_trained_again(
     mode: str, whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path
@@ -244,18 +215,6 @@ def only_weights(folder: str, names: list[str]) -> set[str]:
     return {restore.OPTIMIZER_STATE, checkpoints.CHECKSUMS}
 
 
-def test_a_long_replay_shows_its_progress(
-    whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = whole("full")
-    clock = iter(range(0, 10_000, 10))  # ten seconds pass at every look
-    monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(restore, "PART", 2)
-    result = mezo("replay", run, "--step", "6", "--out", tmp_path / "out")
-    assert result.code == 0, result
-    assert "replaying the trajectory: 2 of 6 steps  0.2 steps/s  20 s left" in result.out
-
-
 def test_without_its_checkpoints_it_is_replayed(
     whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
@@ -311,9 +270,6 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
     assert "started from other weights" in error_line(mezo("resume", run))
     shutil.copy(roberta / "model.safetensors", model / "model.safetensors")
     assert mezo("resume", run).code == 0
-
-
-# --- any step's weights ---
 
 
 def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callable[[str], Path]) -> None:
