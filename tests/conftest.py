@@ -49,15 +49,31 @@ def frozen_heap() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_wait_for_the_disk() -> Iterator[None]:
-    """Let a sync in this process return at once. A test that observes syncs puts its own function over this one."""
+def spared() -> Iterator[Callable[[], Any]]:
+    """Spare what costs each run time, and what a test that observes it puts back; yield the list of mapped files."""
+    from mezo_cli.config import compose
+    from mezo_cli.perturb import params
+    from mezo_cli.process import memory, versions
+    from mezo_cli.session import session
+    from tests import compositions, random_words
 
     def check(file: int) -> None:
         os.fstat(file)  # a closed file still raises
 
+    listing = memory.mapped_files
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", check)
-        yield
+        patch.setattr(compose, "compose_node", compositions.composing_once())
+        patch.setattr(compose, "parse", compositions.parsing_once())
+        # Each run collects the garbage for the next one's memory: see `live_models.count_live`.
+        patch.setattr(session, "gc", SimpleNamespace(collect=lambda: 0))
+        for module in (memory, params):  # to list the maps of a process takes milliseconds
+            patch.setattr(module, "mapped_files", lambda: [])
+        for module in random_words.USERS:  # z of eager tests is that of a few tiny models, at the same steps
+            patch.setattr(module, "random_words", random_words.drawing_once())
+        for name in ("installed", "git_state"):  # each question to git and the packages starts a process
+            patch.setattr(versions, name, functools.cache(getattr(versions, name)))
+        yield listing
 
 
 @pytest.fixture
@@ -88,18 +104,6 @@ def shared() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def composing_once() -> Iterator[None]:
-    """Let Hydra compose the files of the same choices once."""
-    from mezo_cli.config import compose
-    from tests import compositions
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "compose_node", compositions.composing_once())
-        patch.setattr(compose, "parse", compositions.parsing_once())
-        yield
-
-
 @pytest.fixture(scope="module")
 def composing_all() -> Iterator[None]:
     """Let Hydra compose everything each time."""
@@ -111,56 +115,11 @@ def composing_all() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_collection_in_each_run() -> Iterator[None]:
-    """Leave the garbage of runs to Python: each collects it for the next one's memory. See `live_models.count_live`."""
-    from mezo_cli.session import session
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "gc", SimpleNamespace(collect=lambda: 0))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_look_at_mapped_files() -> Iterator[Callable[[], Any]]:
-    """Keep the pages of model files in memory, as outside Linux: to list the maps of a process takes milliseconds."""
-    from mezo_cli.perturb import params
-    from mezo_cli.process import memory
-
-    listing = memory.mapped_files
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (memory, params):
-            patch.setattr(module, "mapped_files", lambda: [])
-        yield listing
-
-
 @pytest.fixture
-def released_pages(no_look_at_mapped_files: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def released_pages(spared: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Release the pages of model files, as a run does: for a test of its memory."""
     for module in ("mezo_cli.process.memory", "mezo_cli.perturb.params"):
-        monkeypatch.setattr(f"{module}.mapped_files", no_look_at_mapped_files)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def drawing_once() -> Iterator[None]:
-    """Draw the random words of a step once: z of eager tests is that of a few tiny models, at the same steps."""
-    from tests import random_words
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in random_words.USERS:
-            patch.setattr(module, "random_words", random_words.drawing_once())
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_look_at_the_checkout() -> Iterator[None]:
-    """Ask git and the installed packages once for what every run.json has: each question starts a process."""
-    with pytest.MonkeyPatch.context() as patch:
-        from mezo_cli.process import versions
-
-        for name in ("installed", "git_state"):
-            patch.setattr(versions, name, functools.cache(getattr(versions, name)))
-        yield
+        monkeypatch.setattr(f"{module}.mapped_files", spared)
 
 
 @pytest.fixture(scope="session")

@@ -17,60 +17,34 @@ from tests.host_waits import HostWaits
 
 ROWS = [Example((text,), i % 2) for i, text in enumerate(("good", "a bad one", "okay okay", "It was a great film"))]
 
-# Every value of objective, optimizer, peft and both dtypes (a test checks it); pairs, not all products.
-CASES: dict[str, tuple[str, ...]] = {
-    "mlm-mezo": ("objective=mlm", "model=roberta", "optimizer=mezo", "optimizer.weight_decay=0.1"),
-    "mlm-adam": (
-        "objective=mlm",
-        "model=roberta",
-        "optimizer=mezo_adam",
-        "peft=bias",
-        "optimizer.samples=2",
-        "model.dtype=float16",
-    ),
-    "mlm-sgd": ("objective=mlm", "model=bert", "optimizer=sgd", "peft=prefix"),
-    "cls-mezo": (
-        "objective=cls",
-        "model=bert",
-        "optimizer=mezo",
-        "peft=prefix",
-        "objective.loss=f1",
-        "optimizer.samples=3",
-    ),
-    "cls-momentum": ("objective=cls", "model=roberta", "optimizer=mezo_momentum", "optimizer.noise=rademacher"),
-    "cls-adamw": ("objective=cls", "model=bert", "optimizer=adamw", "peft=lora"),
-    "lm-mezo": ("objective=lm", "model=opt", "optimizer=mezo", "model.dtype=bfloat16", "model.compute_dtype=bfloat16"),
-    "lm-adam": ("objective=lm", "model=llama", "optimizer=mezo_adam", "task.lm.label_words=[bad,rather good]"),
-    "lm-padded": ("objective=lm", "model=bloom", "optimizer=mezo", "objective.loss=accuracy", "optimizer.samples=3"),
-    "mlm-unpaired": (  # a forward per sign and micro-batch; frozen layers are computed once per micro-batch
-        "objective=mlm",
-        "model=roberta",
-        "optimizer=mezo",
-        "peft=head",
-        "model.dtype=float16",
-        "model.paired_tokens=0",
-        "model.cache_bytes=0",
-        "micro_batch_size=2",
-    ),
-    "choice-mezo": (
-        "objective=choice",
-        "model=llama",
-        "optimizer=mezo",
-        "task.choice.prompt='{sentence|strip} It was'",
-        "task.choice.candidates=[' bad',' rather good']",
-    ),
-    "lm-es": ("objective=lm", "model=opt", "optimizer=es", "optimizer.members=2"),
-    "lm-es-f1": ("objective=lm", "model=opt", "optimizer=es", "optimizer.members=6", "objective.loss=f1"),
-    "mlm-fzoo": ("objective=mlm", "model=bert", "optimizer=fzoo", "optimizer.members=3", "objective.loss=accuracy"),
-    "cls-fzoo": ("objective=cls", "model=bert", "optimizer=fzoo", "optimizer.members=2"),
-    "mlm-lozo": ("objective=mlm", "model=roberta", "optimizer=lozo"),
-    "lm-lozo-momentum": ("objective=lm", "model=opt", "optimizer=lozo_m"),
-    "mlm-hizoo": ("objective=mlm", "model=bert", "optimizer=hizoo"),
-    "lm-hizoo-scalar": ("objective=lm", "model=llama", "optimizer=hizoo_scalar"),
-    "cls-adamezo": ("objective=cls", "model=roberta", "optimizer=adamezo"),
-    "mlm-scales": ("objective=mlm", "model=roberta", "optimizer=mezo", "peft=scales", "model.quantize=int8"),
-    "mlm-null": ("objective=mlm", "model=roberta", "optimizer=null_signs"),
-    "lm-probe": ("objective=lm", "model=gpt2", "optimizer=linear_probe"),
+# Every value of objective, optimizer, peft and both dtypes; pairs, not all products.
+CASES = {
+    "mlm-mezo": "model=roberta optimizer=mezo optimizer.weight_decay=0.1",
+    "mlm-adam": "model=roberta optimizer=mezo_adam peft=bias optimizer.samples=2 model.dtype=float16",
+    "mlm-sgd": "model=bert optimizer=sgd peft=prefix",
+    "cls-mezo": "model=bert optimizer=mezo peft=prefix objective.loss=f1 optimizer.samples=3",
+    "cls-momentum": "model=roberta optimizer=mezo_momentum optimizer.noise=rademacher",
+    "cls-adamw": "model=bert optimizer=adamw peft=lora",
+    "lm-mezo": "model=opt optimizer=mezo model.dtype=bfloat16 model.compute_dtype=bfloat16",
+    "lm-adam": "model=llama optimizer=mezo_adam task.lm.label_words=[bad,good]",
+    "lm-padded": "model=bloom optimizer=mezo objective.loss=accuracy optimizer.samples=3",
+    # A forward per sign and micro-batch; frozen layers are computed once per micro-batch.
+    "mlm-unpaired": "model=roberta optimizer=mezo peft=head model.dtype=float16 model.paired_tokens=0 "
+    "model.cache_bytes=0 micro_batch_size=2",
+    "choice-mezo": "model=llama optimizer=mezo task.choice.prompt='{sentence|strip}' "
+    "task.choice.candidates=['-bad','-rather-good']",
+    "lm-es": "model=opt optimizer=es optimizer.members=2",
+    "lm-es-f1": "model=opt optimizer=es optimizer.members=6 objective.loss=f1",
+    "mlm-fzoo": "model=bert optimizer=fzoo optimizer.members=3 objective.loss=accuracy",
+    "cls-fzoo": "model=bert optimizer=fzoo optimizer.members=2",
+    "mlm-lozo": "model=roberta optimizer=lozo",
+    "lm-lozo-momentum": "model=opt optimizer=lozo_m",
+    "mlm-hizoo": "model=bert optimizer=hizoo",
+    "lm-hizoo-scalar": "model=llama optimizer=hizoo_scalar",
+    "cls-adamezo": "model=roberta optimizer=adamezo",
+    "mlm-scales": "model=roberta optimizer=mezo peft=scales model.quantize=int8",
+    "mlm-null": "model=roberta optimizer=null_signs",
+    "lm-probe": "model=gpt2 optimizer=linear_probe",
 }
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "roberta": partial(tiny.roberta, num_hidden_layers=1),
@@ -80,11 +54,12 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
 
 def case_config(name: str, folder: Path, device: str) -> Config:
     """Return the config of a case; its tiny model is made in `folder`, once per kind."""
-    kind = next(word.removeprefix("model=") for word in CASES[name] if word.startswith("model="))
+    model, *words = CASES[name].split()
+    kind = model.removeprefix("model=")
     path = folder / kind
     if not path.exists():
         MAKERS.get(kind, lambda path: tiny.decoder(path, kind))(path)
-    words = [word for word in CASES[name] if not word.startswith("model=")]
+    words.append(f"objective={name.partition('-')[0]}")
     words += [] if "optimizer=linear_probe" in words else ["steps=20"]
     given = [f"model.path={path}", f"model.name={kind}", f"model.device={device}", "data=demo", "eval_batch_size=2"]
     return build_config([*given, *words])

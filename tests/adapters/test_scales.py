@@ -15,7 +15,6 @@ from mezo_cli.runs import Run, trajectory
 from mezo_cli.session.opening import opened
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
-from tests.config.refused import error_of
 from tests.interruption import interrupt_at
 from tests.models.test_quantized import scores
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
@@ -87,15 +86,3 @@ def test_the_export_has_the_scales_in_its_weights(run: Path, tmp_path: Path) -> 
         batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
         theirs = outputs_of(plain, ours, batch)
         torch.testing.assert_close(scores(ours), theirs, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["model.quantize=none"], "model.quantize=none: peft=scales trains the scales of a quantised base"),
-        (["optimizer=adamw"], "optimizer=adamw: peft=scales"),
-        (["model.quantize=nf4", "peft.absolute=true"], "peft.absolute=true: model.quantize=nf4 has no scale per row"),
-    ],
-)
-def test_what_scales_do_not_go_with_is_refused(words: list[str], part: str) -> None:
-    assert part in error_of("model=demo", "data=demo", *WORDS, *words)

@@ -1,13 +1,11 @@
 """`mezo compare` on the command line: folders, mistakes, damaged runs, and real runs from end to end."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import error_line, mezo
 from tests.report.run_directories import make_run, make_two_methods
 
 
@@ -51,35 +49,3 @@ def test_no_outputs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     assert "there is no folder outputs/ here" in error_line(mezo("compare"))
     assert mezo("compare", "--paper").code == 0
-
-
-@pytest.mark.slow
-def test_real_runs_from_end_to_end(roberta: Path, tmp_path: Path) -> None:
-    for seed in (13, 21):
-        tiny.movie_folder(tmp_path / "SST-2" / f"4-{seed}", train=8 + 2 * (seed == 21), dev=8, test=8)
-    folders = ",".join(str(tmp_path / "SST-2" / f"4-{seed}") for seed in (13, 21))
-    words = small(roberta, Path(folders), tmp_path / "unused", "optimizer.lr=1e-3,1e-2", "steps=3", "log_every=1")
-    words = [word for word in words if not word.startswith("hydra.run.dir")]
-    said = mezo("train", "-m", *words, f"hydra.sweep.dir={tmp_path / 'sweep'}")
-    assert said.code == 0, said
-    cls = small(roberta, tmp_path / "SST-2" / "4-13", tmp_path / "cls", "objective=cls", "steps=3", "optimizer.lr=1e-3")
-    assert mezo("train", *cls).code == 0
-    still = [*cls[:-2], "objective=mlm", "objective.loss=accuracy", "steps=3", "optimizer.lr=1e-9"]
-    still = [word.replace(str(tmp_path / "cls"), str(tmp_path / "accuracy")) for word in still]
-    assert mezo("train", *still).code == 0
-
-    found = json.loads(mezo("compare", tmp_path, "--json").out)["groups"]
-    assert [(g["objective"], g["loss"], g["shots"], g["n"]) for g in found] == [
-        ("mlm", "cross_entropy", 4, 2),
-        ("mlm", "accuracy", 4, 1),
-        ("cls", "cross_entropy", 4, 1),
-    ]
-    for seed, number in (("13", 0), ("21", 1)):
-        jobs = [json.loads(f.read_text()) for f in sorted((tmp_path / "sweep").glob("*/summary.json"))]
-        mine = [job for job in jobs if job["train"]["rows"] == 8 + 2 * number]
-        best = max(
-            (job for job in mine if job["verdict"] != "diverged"),
-            key=lambda job: (job["dev"]["accuracy"], -job["dev"]["loss"]),
-        )
-        assert found[0]["seeds"][seed]["test"] == pytest.approx(100 * best["test"]["accuracy"], abs=1e-3)
-    assert found[1]["missing"] == found[2]["missing"] == [21, 42, 87, 100]

@@ -11,14 +11,6 @@ from tests.command_line import error_line, mezo
 from tests.models.test_loading import change_json, change_weights
 
 
-def test_a_checkpoint_is_named_once(roberta: Path, run: Path, movies: Path) -> None:
-    line = error_line(mezo("eval", run / "checkpoints" / "best", "--checkpoint", "last"))
-    assert "--checkpoint last" in line
-    assert "the checkpoint 'best'" in line
-    words = ["task=sst2", "data=files", f"data.dir={movies}", "--checkpoint", "last"]
-    assert "a plain model folder" in error_line(mezo("eval", roberta, *words))
-
-
 @pytest.mark.usefixtures("eager_kernels")
 def test_json_and_quiet(run: Path) -> None:
     said = mezo("eval", run, "--split", "dev", "--json")

@@ -41,17 +41,6 @@ def test_the_rows_of_an_evaluation_in_their_order_get_its_bits(run: Path, tmp_pa
     assert found == [{key: row[key] for key in row if key != "label"} | {"cut": False} for row in stored]
 
 
-def test_any_checkpoint(run: Path) -> None:
-    rows = [json.loads(line) for line in (run.parent / "movies" / "dev.jsonl").read_text().splitlines()]
-    evaluations = {line["step"]: line for line in Run(run).evaluations("dev")}
-    for checkpoint, step in (("last", 6), (3, 3), (0, 0)):
-        found = load(run, checkpoint).predict([{"sentence": row["sentence"]} for row in rows])
-        counts = {name: sum(one.predicted == name for one in found) for name in ("negative", "positive")}
-        assert counts == evaluations[step]["predicted"]
-        correct = sum(one.predicted == row["label"] for one, row in zip(found, rows, strict=True))
-        assert correct / len(rows) == pytest.approx(evaluations[step]["accuracy"])
-
-
 def test_all_kinds_of_input_agree(
     run: Path, loaded: LoadedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

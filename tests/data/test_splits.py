@@ -47,16 +47,6 @@ def test_full_data_holds_out_dev_and_tests_on_the_official_dev_set(glue: Path) -
     assert load(SST2, files_config(glue), 42) == load(SST2, files_config(glue.parent), 42) == splits
 
 
-@pytest.mark.parametrize(("name", "task"), [("SST-2/16-42", SST2), ("RTE/16-13", RTE), ("sst-5/16-87", SST5)])
-def test_a_published_folder_equals_sampling_it(name: str, task: object, shared: Path) -> None:
-    folder, seed = name.split("/")[0], int(name.split("-")[-1])
-    source = shared / "data" / ("lm-bff" if task is SST5 else "glue") / folder
-    prepared = load(task, files_config(shared / "data/k-shot-1k-test" / name), 0)
-    drawn = load(task, files_config(source, shots=16), seed)
-    assert prepared.fingerprint == drawn.fingerprint
-    assert len(prepared.train) == len(prepared.dev) == 16 * len(task.labels)
-
-
 def test_few_shot_with_named_columns_takes_the_test_set(tmp_path: Path) -> None:
     write_numbered(tmp_path, train=40, dev=8, test=1100)
     splits = load(SST2, files_config(tmp_path, shots=4), 42)

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from mezo_cli.config.compose import build_config
-from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.perturb.noise import Direction
@@ -54,13 +52,6 @@ def test_a_rank_above_every_matrix_is_refused(train: Train, tmp_path: Path, eage
     said = train(tmp_path / "other", "optimizer=lozo", "optimizer.rank=5000")
     assert "optimizer.rank=5000: the largest trained matrix has" in error_line(said)
     assert not (tmp_path / "other" / "trajectory.bin").exists()
-
-
-@pytest.mark.parametrize("name", ["lozo", "lozo_m", "hizoo", "hizoo_scalar", "adamezo", "null_signs"])
-def test_an_engine_computes_no_forwards_of_the_successors(name: str) -> None:
-    words = ["engine=vllm", "objective=lm", "model=gpt2", "peft=lora", f"optimizer={name}"]
-    with pytest.raises(UserError, match=f"optimizer={name}: engine=vllm: an engine has not computed its forwards"):
-        build_config(words)
 
 
 @pytest.mark.parametrize("paired", [0, 1024])

@@ -151,18 +151,6 @@ def test_a_checkpoint_of_another_quantisation_is_refused(runs: Path, roberta: Pa
             ours.loaded.adapter.load(tmp_path / theirs)
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ([], "model.quantize=int8: peft=none trains all weights"),
-        (["peft=lora", "model.dtype=bfloat16"], "model.dtype=bfloat16"),
-        (["peft=lora", "objective=lm", "engine=vllm"], "engine=vllm"),
-    ],
-)
-def test_what_a_quantised_base_cannot_do_is_refused(words: list[str], part: str) -> None:
-    assert part in error_of("model=demo", "data=demo", "model.quantize=int8", *words)
-
-
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: Any) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = error_of("model=demo", "data=demo", "model.quantize=nf4", "peft=lora")

@@ -15,7 +15,7 @@ from mezo_cli.session.prepare import prepare
 from mezo_cli.session.session import Session
 from mezo_cli.training import precision
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import mezo, small
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -165,16 +165,3 @@ def test_a_quantised_base_is_packed_once(
     files[1].unlink()
     with pytest.raises(ZeroDivisionError):
         session_of(folders, "int8")
-
-
-REFUSED = {
-    "peft=none": "the base is only read",
-    "peft=lora optimizer=adamw checkpoint=full": "keeps the layers for its gradient",
-    "peft=lora model.dtype=bfloat16": "stays as its file has it",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_does_not_go_with_it_is_refused(words: str) -> None:
-    line = error_line(mezo("train", "experiment=demo", "model.stream=true", *words.split()))
-    assert REFUSED[words] in line

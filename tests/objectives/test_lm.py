@@ -166,10 +166,6 @@ def test_a_linear_probe_of_the_last_position(movies: Path, tmp_path: Path) -> No
         ours.encoder.encode_all([Example((row["sentence"],), int(row["label"] == "positive")) for row in rows]),
     )
     torch.testing.assert_close(torch.from_numpy(seen), x, rtol=1e-4, atol=1e-5)
-    probed, base = (AutoModelForCausalLM.from_pretrained(f) for f in (run / "checkpoints/last", folder))
-    moved = (probed.lm_head.weight != base.lm_head.weight).any(1).nonzero().flatten().tolist()
-    assert moved == sorted(tokenizer.convert_tokens_to_ids(["Ġterrible", "Ġgreat"]))
-    assert torch.equal(probed.get_input_embeddings().weight, base.get_input_embeddings().weight)
     with pytest.raises(UserError, match="needs label words of one token each"):
         ready(folder, "init=linear_probe", label_words(WORDS["mixed"])).objective.output_layer()
 

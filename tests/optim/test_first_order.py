@@ -13,7 +13,6 @@ from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.session.session import Session
 from tests import tiny
-from tests.command_line import error_line, mezo, small
 from tests.objectives.test_choice import EXAMPLES, NAMES
 from tests.optim.test_mezo import SENTENCES, full_logits, ready
 
@@ -156,17 +155,3 @@ def test_checkpointed_activations_give_the_same_gradients(kind: str, words: list
     assert calls[1] == 2 * calls[0] > 0  # each layer is computed again
     for with_checkpoints, plain in zip(*reversed(results), strict=True):
         assert with_checkpoints == pytest.approx(plain, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["optimizer=mezo"], "optimizer=mezo takes no gradient, so it keeps no activations"),
-        (["optimizer=adamw", "peft=prefix"], "peft=prefix gives each layer keys and values"),
-    ],
-)
-def test_checkpointing_is_refused_where_it_does_nothing(
-    words: list[str], why: str, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
-    given = small(roberta, movies, tmp_path / "run", "model.checkpoint_activations=true", *words)
-    assert f"model.checkpoint_activations=true: {why}" in error_line(mezo("train", *given))

@@ -174,12 +174,6 @@ def test_it_is_the_formula_in_float64(words: list[str], roberta: Path) -> None:
         torch.testing.assert_close(p.detach().double(), want[name], rtol=2e-6, atol=2e-5 * moved)
 
 
-def test_a_step_out_of_order_is_never_taken(roberta: Path) -> None:
-    ours = tuned(roberta, ["optimizer=mezo_momentum"])
-    with pytest.raises(RuntimeError, match="every step in order: got step 3, expected 0"):
-        train(ours, 3, 4)
-
-
 @pytest.mark.parametrize(
     ("bound", "wanted"),
     [("2", [1, 2, -2, 2, 0.5, 2]), ("q0.5", [1, 1, -1, 3, 0.5, 4]), ("q1", [1, 1, -3, 4, 0.5, 5])],

@@ -31,7 +31,8 @@ VALUES = {
 }
 
 LABELS, GRADIENTS, HALF = "mlm cls lm", "adamw sgd", "bfloat16 float16"
-NOT_SCALES = f"mezo_momentum mezo_adam lozo lozo_m hizoo hizoo_scalar adamezo linear_probe {GRADIENTS}"
+SUCCESSORS = "lozo lozo_m hizoo hizoo_scalar adamezo"
+NOT_SCALES = f"mezo_momentum mezo_adam {SUCCESSORS} linear_probe {GRADIENTS}"
 # What may not meet, and why: words of the error line.
 REFUSED: list[tuple[Mapping[str, str], str]] = [
     ({"objective": LABELS, "objective.loss": "lm reward"}, "not one of cross_entropy, accuracy, f1"),
@@ -54,6 +55,16 @@ REFUSED: list[tuple[Mapping[str, str], str]] = [
     ({"peft": "scales", "model.quantize": "none"}, "the scales of a quantised base"),
     ({"peft": "scales", "optimizer": NOT_SCALES}, "becomes 0"),
     ({"peft": "bias", "optimizer": "lozo lozo_m"}, "no matrix is trained"),
+    ({"peft": "scales", "model.quantize": "nf4", "peft.absolute": "true"}, "has no scale per row"),
+    ({"objective": "lm", "peft": "lora", "model.quantize": "int8", "engine": "vllm"}, "engine=vllm"),
+    ({"objective": "lm", "peft": "lora", "optimizer": SUCCESSORS, "engine": "vllm"}, "has not computed its forwards"),
+    ({"model.stream": "true", "peft": "none"}, "the base is only read"),
+    ({"model.stream": "true", "peft": "lora", "optimizer": GRADIENTS}, "keeps the layers for its gradient"),
+    ({"model.stream": "true", "peft": "lora", "model.dtype": HALF}, "stays as its file has it"),
+    ({"model.checkpoint_activations": "true", "optimizer": "mezo es"}, "takes no gradient, so it keeps no activations"),
+    ({"model.checkpoint_activations": "true", "optimizer": GRADIENTS, "peft": "prefix"}, "keys and values"),
+    ({"optimizer": "linear_probe", "steps": "6"}, "optimizer=linear_probe takes no step"),
+    ({"optimizer": "linear_probe", "init": "none"}, "needs init=linear_probe"),
 ]
 
 

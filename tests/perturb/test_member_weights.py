@@ -1,6 +1,5 @@
 """A member's weights that are made once have the bits that patched forwards see; theta is only read."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,11 @@ import torch
 
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.schema import ModelConfig
-from mezo_cli.models import CAUSAL_LM, load, load_tokenizer
-from mezo_cli.objectives.decoding import Decoder, Sampling
+from mezo_cli.models import CAUSAL_LM, load
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.members import Population
 from mezo_cli.perturb.noise import Direction, make_noise
 from mezo_cli.perturb.params import Params
-from mezo_cli.perturb.plan import Perturbation
 from tests import tiny
 from tests.optim.test_mezo import build_config
 from tests.perturb.test_forward import ReadsOutside
@@ -69,42 +66,6 @@ def test_logits_have_the_bits_of_patched_forwards(peft: str, theta: str, compute
     assert all(
         torch.equal(before[name], p) and p.dtype == before[name].dtype for name, p in forward.params.tensors.items()
     )
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_members_of_a_lora_that_share_a_batch_say_what_each_says_alone(temperature: float, folder: Path) -> None:
-    """Prompts of two lengths and samples, and an end token that leaves members with different numbers of rows."""
-    model, forward = patched(folder, "lora")
-    population = Population(forward)
-    prompts = [[5, 17, 33, 21], [5, 17, 33, 21], [9, 8, 7, 6], [40, 41], [12] * 60]
-    keys = [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]
-    sampling = Sampling(12, temperature, (), False, seed=7)
-    members = [Perturbation(Direction(1, 0, 0), 2.0, (1,)), Perturbation(Direction(1, 0, 0), 2.0, (-1,)), None]
-    tokenizer = load_tokenizer(ModelConfig(name="tiny", path=str(folder)), CAUSAL_LM)
-    decoder = Decoder(model, tokenizer)
-
-    def complete(member: Perturbation | None) -> list[list[int]]:
-        with nullcontext() if member is None else forward.perturbed(*member), population.materialized():
-            return [c.ids for c in decoder.complete(prompts, keys, sampling)]
-
-    free = [complete(member) for member in members]
-    model.generation_config.eos_token_id = free[0][2][3]  # ends a row of the first member early
-    decoder = Decoder(model, tokenizer)
-    apart = [complete(member) for member in members]
-    assert len({len(ids) for of_member in apart for ids in of_member}) > 1
-    assert apart[0] != apart[1] != apart[2] != apart[0]
-    expected = model(IDS).logits
-    assert population.can_share_batches
-    with population.materialized(members) as rows:
-        together = [c.ids for c in decoder.complete(prompts, keys, sampling, rows)]
-        assert rows is not None
-        rows.set([0, 1, 1], torch.device("cpu"))
-        logits = model(torch.cat([IDS, IDS[1:]])).logits
-    assert together == [ids for of_member in apart for ids in of_member]
-    for member, row, token_ids in ((0, 0, IDS[0]), (1, 1, IDS[1])):
-        with forward.perturbed(*members[member]):  # type: ignore[misc]
-            assert torch.allclose(logits[row], model(token_ids[None]).logits[0], atol=1e-5)
-    assert torch.equal(model(IDS).logits, expected)
 
 
 def test_members_share_a_batch_only_where_matrices_alone_are_trained(folder: Path) -> None:

@@ -143,20 +143,6 @@ def test_update_is_the_formula_and_many_terms_are_one_by_one(noise: Noise, n: in
     assert torch.equal(one_by_one, expected)
 
 
-def test_moments(counted: Noise) -> None:
-    """4 million elements: each bound is over five standard errors."""
-    n = 1 << 22
-    z = z32(counted, Z, "w", n).double()
-    gaussian = counted.name == "gaussian"
-    assert abs(z.mean()) < 5 / n**0.5
-    assert abs(z.square().mean() - 1) < (5 * (2 / n) ** 0.5 if gaussian else 1e-12)
-    assert abs(z.pow(3).mean()) < 5 * 15**0.5 / n**0.5
-    assert abs(z.pow(4).mean() - (3 if gaussian else 1)) < (5 * 96**0.5 / n**0.5 if gaussian else 1e-12)
-    if gaussian:
-        tail = (z.abs() > 3).double().mean()
-        assert abs(tail - 0.0026998) < 5 * (0.0027 / n) ** 0.5
-
-
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
     return abs((a.double() * b.double()).mean().item())
 

@@ -1,7 +1,6 @@
 """compare_methods.py: what is tuned on, what is chosen, paired differences, calls to a share of MeZO's gain."""
 
 import contextlib
-import csv
 import io
 import json
 import sys
@@ -57,30 +56,6 @@ def test_lr_is_chosen_on_the_tuning_seed_and_tested_on_the_others(tmp_path: Path
     assert (other["lr"], other["at_end_of_grid"], other["seeds"]) == (1e-5, True, [13, 21])
     assert other["difference"] == pytest.approx(0.02)
     assert other["difference_half"] == pytest.approx(stats.t.ppf(0.975, 1) * 0.01)
-
-
-def test_calls_to_a_share_of_the_gain_and_runs_that_never_get_there(tmp_path: Path) -> None:
-    tuned, other = methods_of(make_bench(tmp_path)).values()
-    assert tuned["to_50"] == [20, 20, 20]  # 0.4 + 0.21 at step 10, two calls each
-    assert tuned["to_95"] == [100, 100, 100]
-    assert other["to_50"] == [100, 100]
-    assert other["to_80"] == [None, None]
-    shown = output(tmp_path)
-    assert "never (0 of 2)" in shown
-
-
-def test_what_has_to_be_known_is_said_and_written(tmp_path: Path) -> None:
-    runs = make_bench(tmp_path / "runs")
-    make_run(runs / "x", {**COMMON, "optimizer.schedule": "linear", "seed": 1}, ended="no memory")
-    notes = " ".join(output(runs).split())
-    assert "at an end of the grid of MeZO (samples=5" in notes
-    assert "failed (no memory)" in notes
-    assert "not tested on any seed yet" in notes
-    output(runs, "--out", tmp_path / "runs.csv")
-    with (tmp_path / "runs.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["phase"] for row in rows].count("tune") == 6
-    assert {row["calls"] for row in rows if row["status"] == "finished"} <= {"0", "100"}
 
 
 def test_the_page_has_the_table_of_every_lr() -> None:

@@ -1,7 +1,6 @@
 """When a run ends: more steps, `max_seconds`, `patience`, divergence; full checkpoints that are pruned."""
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -148,7 +147,10 @@ def test_patience_ends_a_run(train: Train) -> None:
     assert (
         "stopped by patience=2 at step 2 of 6: the best dev score is that of step 0" in (run / "train.log").read_text()
     )
-    assert (summary["verdict"], "2/6" in mezo("runs", run).out) == ("not_improved", True)
+    assert summary["verdict"] == "not_improved"
+    listed = mezo("runs", run).out
+    assert "2/6" in listed
+    assert "@0: step 0 was picked, the model before training" in listed
     assert "is finished (stopped by patience at step 2): there is nothing" in mezo("resume", run).out
     assert "was stopped by patience=2: give patience=null, or a higher" in error_line(mezo("resume", run, "patience=1"))
     shutil.rmtree(run / "checkpoints")  # the last step is known without them
@@ -238,25 +240,6 @@ def test_a_run_that_diverged_ends_there_unless_told_otherwise(train: Train) -> N
     assert "diverged: give stop_on_divergence=false" in error_line(mezo("resume", run, "steps=29"))
     assert mezo("resume", run, "stop_on_divergence=false").code == 0
     assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_sweep_ends_what_diverges(roberta: Path, home: Path) -> None:
-    folder = home / "sweep"
-    words = small(roberta, home / "movies", folder, *DIVERGES, "optimizer.lr=0,0.05")
-    done = mezo("train", "-m", *[word.replace("hydra.run.dir", "hydra.sweep.dir") for word in words])
-    assert done.code == 0, done
-    still, wild = (Run(folder / name) for name in "01")
-    assert (still.read_summary()["verdict"], wild.read_summary()["verdict"]) == ("not_improved", "diverged")
-    marks = mezo("runs", folder).out
-    assert "@0: step 0 was picked, the model before training" in marks
-    assert "diverged" in marks
-    shown = json.loads(mezo("runs", folder, "--json").out)
-    assert [run["verdict"] for run in shown] == ["not_improved", "diverged"]
-    assert "1 of 2 runs diverged" in mezo("compare", folder).out
-    for command in ("show", "compare"):
-        assert "@0" in mezo(command, still.path).out
-    assert "@0" in done.out
 
 
 # --- prune ---

@@ -12,7 +12,7 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.session.opening import opened
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import mezo, small
 
 RUNS = {
     "mezo": ["model.dtype=bfloat16", "optimizer.weight_decay=0.1"],
@@ -65,21 +65,6 @@ def test_checkpoints_have_thetas_dtype_and_a_replay_ends_in_their_bits(
     end = opened(read_config(run / "config.yaml"), Run(run), 6).params.tensors
     moved = [bool((end[name] != p).any()) for name, p in start.items()]
     assert sum(moved) > len(moved) / 2
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["optimizer=adamw"], "optimizer=adamw rounds its updates to the nearest value, and most would be lost"),
-        (["optimizer.noise=torch"], "optimizer.noise=torch repeats the steps of the published code, in float32"),
-    ],
-)
-def test_what_cannot_be_stored_in_half_precision_is_refused(
-    words: list[str], said: str, roberta: Path, tmp_path: Path
-) -> None:
-    line = error_line(mezo("train", f"model.path={roberta}", "data=demo", "model.dtype=bfloat16", *words))
-    assert "model.dtype=bfloat16: " in line
-    assert said in line
 
 
 def test_a_model_of_more_than_one_dtype_is_stored_in_one(train: Callable[[str], Path]) -> None:

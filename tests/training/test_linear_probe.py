@@ -1,7 +1,6 @@
 """Linear probing: scikit-learn's own probabilities out of the model, a start that is kept, and MeZO on top of it."""
 
 import inspect
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
@@ -158,15 +156,3 @@ def test_mezo_continues_from_the_probe_and_its_replay_is_bitwise_identical(train
         assert said.code == 0, said
         there = tmp_path / name / "checkpoints/last/model.safetensors"
         assert (tmp_path / step / "model.safetensors").read_bytes() == there.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("words", "reported"),
-    [
-        (["optimizer=linear_probe", "steps=6"], "steps=6: optimizer=linear_probe takes no step"),
-        (["optimizer=linear_probe", "init=none"], "init=none: optimizer=linear_probe needs init=linear_probe"),
-    ],
-)
-def test_what_does_not_go_together_is_reported(words: list[str], reported: str) -> None:
-    with pytest.raises(UserError, match=re.escape(reported)):
-        build_config(["data=demo", *words])

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, OpenAiConfig
 from mezo_cli.config.stored import read_config, to_yaml
@@ -333,7 +332,3 @@ def test_a_logger_gets_nothing_of_the_config_that_no_run_stores(tmp_path: Path) 
     assert "engine.name: openai" in told
     assert "192.0.2.1" not in told
     assert "/of/mine" not in told
-
-
-def test_every_logger_has_a_config_file() -> None:
-    assert set(find_choices()["logger"]) == {"none", *loggers.LOGGERS.names}

@@ -12,7 +12,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from mezo_cli.config.stored import read_config
-from mezo_cli.optim.mezo import Mezo, MezoResult
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.torch_stream import TorchNoise
@@ -236,17 +235,6 @@ def test_no_steps_is_zero_shot(roberta: Path, movies: Path, tmp_path: Path) -> N
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_no_more_than_a_sample_of_a_large_train_set_is_judged(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "TRAIN_ROWS", 7)
-    run = tmp_path / "run"
-    assert train(run, "steps=1").code == 0
-    assert summary(run)["train"]["rows"] == 7
-    seen = next(line for line in lines(run) if line["split"] == "train")
-    assert sum(seen["predicted"].values()) == 7
-
-
 def test_checkpoint_every_saves_between_evaluations(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,46 +246,6 @@ def test_checkpoint_every_saves_between_evaluations(
     words = small(roberta, movies, tmp_path / "run", "steps=7", "eval_every=4", "checkpoint_every=2", "log_every=100")
     assert mezo("train", *words).code == 0
     assert [step for name, step in saved if name == "last"] == [0, 2, 4, 6, 7]
-
-
-def test_a_task_of_two_sentences_and_another_metric(roberta: Path, tmp_path: Path) -> None:
-    rows = [
-        {"sentence1": f"the man {i}", "sentence2": f"a man {i // 2}", "label": "equivalent" if i % 3 else "not"}
-        for i in range(30)
-    ]
-    file = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
-    words = [
-        "task=mrpc",
-        "task.metric=f1",
-        "task.labels=[not,equivalent]",
-        "task.files.labels=[]",
-        "task.hub.labels=[]",
-    ]
-    run = tmp_path / "run"
-    said = mezo("train", *small(roberta, file, run, *words))
-    assert said.code == 0, said
-    made = summary(run)
-    assert set(made["dev"]) == {"accuracy", "loss", "f1", "intervals"}
-    assert set(made["dev"]["intervals"]) == set(made["difference"]["dev"]["intervals"]) == {"accuracy", "loss", "f1"}
-    best = max((one for one in lines(run) if one["split"] == "dev"), key=lambda line: (line["f1"], -line["step"]))
-    assert made["dev"]["f1"] == best["f1"]
-    assert "f1" in mezo("eval", run, "--split", "train").out
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("loss", ["accuracy", "f1"])
-@pytest.mark.parametrize("objective", ["mlm", "cls"])
-def test_the_discrete_losses(loss: str, objective: str, train: Train, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    more = [f"objective={objective}", f"objective.loss={loss}", "log_every=1", "batch_size=24", "optimizer.eps=0.1"]
-    said = train(run, *more)
-    assert said.code == 0, said
-    evals = lines(run)
-    if loss == "accuracy":
-        assert all(line["loss"] == pytest.approx(1 - line["accuracy"]) for line in evals)
-        for line in lines(run, "train"):
-            assert line["loss_plus"] * 24 == pytest.approx(round(line["loss_plus"] * 24), abs=1e-4)
-    assert all(0 <= line["loss"] <= 1 for line in evals)
 
 
 def test_a_loss_that_has_not_moved_names_the_rate_of_the_table(train: Train, tmp_path: Path) -> None:
@@ -342,16 +290,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(more: list[str], part: str, tra
     assert "diverged" in mezo("runs", tmp_path).out
 
 
-def test_a_projected_gradient_that_is_not_finite_stops_the_run(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Mezo, "step", lambda *_: MezoResult.of([1.0], [0.5], [math.inf], 0.1))
-    said = train(tmp_path / "run", "log_every=1")
-    assert said.code == 1
-    assert "step 1: the loss is not finite (projected_grad is inf)" in said.err
-    assert lines(tmp_path / "run", "train") == []
-
-
 # --- what train() does besides stepping ---
 
 
@@ -362,16 +300,6 @@ def test_train_checks_a_low_compute_dtype_before_the_first_step(train: Train, tm
     log = (tmp_path / "run" / "train.log").read_text()
     assert "warning: bfloat16: projected gradients are off by" in log
     assert log.index("projected gradients are off by") < log.index("step 0/2  dev")
-
-
-def test_a_method_with_a_gradient_is_not_checked_and_has_the_fingerprint_of_its_first_weights(
-    done: Path, roberta: Path, tmp_path: Path
-) -> None:
-    words = ["steps=1", "model.compute_dtype=bfloat16", "optimizer=adamw"]
-    assert mezo("train", *small(roberta, done.parent / "movies", tmp_path / "run", *words)).code == 0
-    assert Run(tmp_path / "run").info()["weights_fingerprint"] == Run(done).info()["weights_fingerprint"]
-    for run in (tmp_path / "run", done):  # nor is float32
-        assert "projected gradients are off by" not in (run / "train.log").read_text()
 
 
 def test_noise_of_torch_warns_that_it_repeats(train: Train, tmp_path: Path) -> None:

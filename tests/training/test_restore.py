@@ -54,6 +54,8 @@ def test_a_plain_folder_with_task_and_data(runs: Path, roberta: Path, tmp_path: 
         (["{full}", "--checkpoint", "bets"], "allowed are best, last or a step number"),
         (["{full}", "--checkpoint", "99"], "holds steps 0 to 6"),
         (["{full}", "--checkpoint", "-1"], "allowed are best, last or a step number"),
+        (["{full}/checkpoints/best", "--checkpoint", "last"], "is the checkpoint 'best' of"),
+        (["{model}", "task=sst2", "data=demo", "--checkpoint", "last"], "a plain model folder"),
         (["{full}", "task=sst2"], "a run has its own"),
         (["{full}/checkpoints"], "is no run: give task=... and data=..."),
         (["{full}/checkpoints/nosuch"], "no such folder"),
