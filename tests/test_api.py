@@ -159,20 +159,11 @@ def test_a_directory_of_its_own(roberta: Path, movies: Path, tmp_path: Path) -> 
         ),
         ({"train_dataset": [*tiny.movie_rows(5), {"sentence": 5}]}, "^train_dataset, row 5: .* 'label'"),
         ({"train_dataset": [{"sentence": "\ud800", "label": "positive"}]}, "row 0: column 'sentence' contains an unp"),
-        (
-            {"train_dataset": [{"text": "a", "label": "positive"}]},
-            "^train_dataset: no column 'sentence'.*: text, label",
-        ),
+        ({"train_dataset": [{"text": "a", "label": "positive"}]}, "^train_dataset: no column 'sentence'.*: text, l"),
         ({"train_dataset": []}, "train_dataset"),
         ({"train_dataset": {"sentence": "a", "label": "positive"}}, "^train_dataset: one mapping, with a str as 'sent"),
-        (
-            {"train_dataset": {"sentence": ["a"], "label": []}},
-            "^train_dataset: columns of other lengths: sentence 1",
-        ),
-        (
-            {"train_dataset": datasets.DatasetDict({"a": datasets.Dataset.from_list([])})},
-            "a DatasetDict of the ",
-        ),
+        ({"train_dataset": {"sentence": ["a"], "label": []}}, "^train_dataset: columns of other lengths: sentence 1"),
+        ({"train_dataset": datasets.DatasetDict({"a": datasets.Dataset.from_list([])})}, "a DatasetDict of the "),
         ({"train_dataset": 5}, "^train_dataset: one int: rows are a list of mappings, "),
         ({"train_dataset": tiny.movie_rows(20), "eval_dataset": "data"}, "^eval_dataset: one str: rows are"),
         ({"overrides": "steps=1"}, "a list of KEY=VALUE texts is expected"),
@@ -180,12 +171,9 @@ def test_a_directory_of_its_own(roberta: Path, movies: Path, tmp_path: Path) -> 
         ({"reward": ["exact"], **GENERATES}, r"^objective.reward=\[exact\]: expected a name, {NAME: WEIGHT}, "),
         ({"reward": {"exat": 1}, **GENERATES}, "exat.*did you mean 'exact'"),
         ({"reward": lambda texts, rows: [], **GENERATES}, "takes 'texts', which is no column"),
-        ({"reward": lambda *texts: [], **GENERATES}, r"takes \(\*texts\), 'texts' by position alone"),
     ],
 )
-def test_mistakes_are_user_errors(
-    words: dict[str, Any], part: str, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_mistakes_are_one_line(words: dict[str, Any], part: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
     given = {"model": str(roberta), "task": "sst2", "train_dataset": str(movies), "steps": 1, **words}
     with pytest.raises(UserError, match=part) as error:
         mezo_cli.finetune(**given)

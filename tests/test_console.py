@@ -91,9 +91,7 @@ class FakeTerminal(io.StringIO):
         ({"NO_COLOR": "1"}, True, False),
     ],
 )
-def test_ci_and_no_color_are_heeded(
-    variables: dict[str, str], live: bool, coloured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ci_or_no_color(variables: dict[str, str], live: bool, coloured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CI", "NO_COLOR", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm-256color", **variables}.items():

@@ -71,9 +71,7 @@ def test_ctrl_c_that_a_library_turns_into_another_error_is_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_terminal_is_gone_is_interrupted_and_can_be_resumed(
-    roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_a_run_whose_terminal_is_gone_can_be_resumed(roberta: Path, movies: Path, tmp_path: Path) -> None:
     """What a lost ssh session does: SIGHUP, and every write to the terminal fails."""
     run = tmp_path / "run"
     words = ["train", *small(roberta, movies, run, "steps=100000", "optimizer.lr=1e-6")]

@@ -16,9 +16,7 @@ pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
     ("words", "code", "status"),
     [([], 0, "finished"), (["max_seconds=1e-9"], 130, "interrupted"), (["model.path=missing"], 2, None)],
 )
-def test_train_tells_how_it_ended(
-    words: list[str], code: int, status: str | None, train: Train, tmp_path: Path
-) -> None:
+def test_train_tells_its_end(words: list[str], code: int, status: str | None, train: Train, tmp_path: Path) -> None:
     said = train(tmp_path / "run", "steps=2", *words, "--json")
     assert said.code == code
     if status is None:  # a mistake, before there is a run

@@ -59,9 +59,7 @@ def test_a_run_begins_with_the_settings_of_another(train: Train, tmp_path: Path,
     assert [line.count("seed=") for line in printed.splitlines()] == [1, 1]
 
 
-def test_a_task_of_ones_own_is_named_by_its_rows_and_begins_another_run(
-    roberta: Path, rows: Path, tmp_path: Path, eager_kernels: None
-) -> None:
+def test_a_task_of_ones_own_begins_another_run(roberta: Path, rows: Path, tmp_path: Path, eager_kernels: None) -> None:
     words = [*OWN, f"data.dir={rows}", f"model.path={roberta}", "steps=2", "batch_size=4", "optimizer.lr=1e-3"]
     result = mezo("train", *words, "eval_every=2", f"hydra.run.dir={tmp_path / 'run'}")
     assert result.code == 0, result
@@ -86,9 +84,7 @@ def test_a_task_of_ones_own_is_named_by_its_rows_and_begins_another_run(
         (["--from", "engine.yaml"], ["engine.url is not taken from a file: give it again, engine.url=http://x"]),
     ],
 )
-def test_what_is_missing_is_asked_for_in_one_line(
-    words: list[str], said: list[str], rows: Path, roberta: Path, in_tmp_path: None
-) -> None:
+def test_what_is_not_given(words: list[str], said: list[str], rows: Path, roberta: Path, in_tmp_path: None) -> None:
     """With a row of the data and a proposal; what only a user may name is given again."""
     Path("my.yaml").write_text(mezo("train", "--cfg", "job", "data=demo", "model=demo").out)
     Path("engine.yaml").write_text(

@@ -39,9 +39,7 @@ NOT_FOR_A_MODEL = (
         pytest.param("predict {run} --text dull", NOT_FOR_A_MODEL, 0, marks=pytest.mark.slow),
     ],
 )
-def test_a_command_loads_what_it_needs(
-    words: str, heavy: str, status: int, run: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_a_command_loads_no_more(words: str, heavy: str, status: int, run: Path, movies: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CODE, heavy, *words.format(run=run, movies=movies).split()]
     env = {name: value for name, value in environment().items() if name != "MEZO_EAGER"}  # nothing is compiled
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)

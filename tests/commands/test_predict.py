@@ -41,9 +41,7 @@ def test_the_rows_of_an_evaluation_in_their_order_get_its_bits(run: Path, tmp_pa
     assert found == [{key: row[key] for key in row if key != "label"} | {"cut": False} for row in stored]
 
 
-def test_all_kinds_of_input_agree(
-    run: Path, loaded: LoadedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_inputs_agree(run: Path, loaded: LoadedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -175,12 +173,7 @@ def test_completions_of_prompts(sums: list[object], tmp_path: Path) -> None:
     prompt = "Add [3, 1]: 3 + 1?\nAnswer:"
     document = json.loads(mezo("predict", run, "--file", rows, "--json").out)
     assert [row["prompt"] for row in document["rows"]][3] == prompt
-    assert document["rows"][3]["columns"] == {
-        "question": "3 + 1? ",
-        "numbers": [3, 1],
-        "answers": {"text": ["4", "?"]},
-        "id": 3,
-    }
+    assert document["rows"][3]["columns"] == json.loads(rows.read_text().splitlines()[3])
     said = [row["completion"] for row in document["rows"]]
     assert all(said)
     lines = mezo("predict", run, "--file", rows).out.splitlines()

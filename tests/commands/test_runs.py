@@ -27,9 +27,7 @@ def rows(result: Result) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in result.out.splitlines() if line.strip()}
 
 
-def test_the_scores_are_those_of_the_metric_that_picked_the_checkpoint(
-    roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_the_scores_are_of_the_metric_that_picked_the_checkpoint(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = small(roberta, movies, tmp_path / "run", "task.metric=matthews", "eval_every=1", "data.train_size=8")
     trained = mezo("train", *words)
     assert trained.code == 0, trained

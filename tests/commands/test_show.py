@@ -1,7 +1,6 @@
 """`mezo show`: one run on the terminal, or as JSON."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -43,17 +42,6 @@ def test_lines_fit_eighty_columns(run: Path) -> None:
         shown = said.split("run again:")[0]
         assert "20.0% zero" in shown
         assert max(map(len, shown.splitlines()[1:])) <= 80  # the first one is the directory
-
-
-def test_json_holds_one_document(run: Path) -> None:
-    said = mezo("show", run, "--json")
-    assert said.err == ""
-    found = json.loads(said.out)
-    assert (found["run"], found["status"], found["steps"]) == (str(run), "finished", {"done": 40, "planned": 40})
-    assert [one["accuracy"] for one in found["results"]] == [0.5, 0.8, 0.75]
-    assert [len(found[name]) for name in ("dev", "right", "wrong")] == [5, 10, 10]
-    assert found["settings"]["seed"] == {"value": 13, "default": 42}
-    assert found["projected_grad"]["zero_fraction"] == 0.2
 
 
 def test_runs_that_have_not_finished(tmp_path: Path) -> None:

@@ -97,9 +97,7 @@ def test_more_trials_go_on_and_another_search_is_refused(searched: tuple[Path, R
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_ends_in_the_same_trials(
-    searched: tuple[Path, Result], roberta: Path, tmp_path: Path
-) -> None:
+def test_a_cut_search_ends_in_the_same_trials(searched: tuple[Path, Result], roberta: Path, tmp_path: Path) -> None:
     """Ctrl-C says once how to go on; the run of the open trial is finished, and told by its number."""
     more = ("steps=120", "eval_every=0", "--trials", "2")
     words = search(roberta, searched[0] / "movies", tmp_path / "cut", *RANGES, *more)

@@ -117,9 +117,7 @@ def test_what_it_does_not_read_is_refused(words: list[str], part: str, run: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_the_run_of_somebody_else_is_verified_from_the_base_model(
-    run: Path, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_another_persons_run_is_verified_from_the_base(run: Path, roberta: Path, movies: Path, tmp_path: Path) -> None:
     assert mezo("export", run, "--trajectory", "--out", tmp_path / "shared").code == 0
     ended = mezo("verify", tmp_path / "shared", "--base", roberta, f"data.dir={movies}")
     assert ended.code == 0

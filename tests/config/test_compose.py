@@ -70,9 +70,7 @@ NAMED = {"name": "mezo", "template": "x", "path": "x"}
         (["model=bert-base"], 100_000, 64, 1e-6),
     ],
 )
-def test_an_embedded_model_brings_what_suits_it_and_all_else_wins(
-    words: list[str], steps: int, batch: int, lr: float
-) -> None:
+def test_an_embedded_model_has_what_suits_it_unless_given(words: list[str], steps: int, batch: int, lr: float) -> None:
     config = build_config(words)
     assert (config.steps, config.batch_size, config.optimizer.lr) == (steps, batch, lr)
 
@@ -170,9 +168,7 @@ COMPOSED = [
 
 
 @pytest.mark.parametrize("words", COMPOSED)
-def test_what_other_tests_compose_in_place_of_hydra_is_what_hydra_composes(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_tests_compose_what_hydra_does(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once = compositions.composing_once()
     with compose.hydra_session():
         overrides = [override.text for override in compose.parse(words, find_choices())]

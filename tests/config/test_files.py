@@ -86,7 +86,7 @@ def test_an_experiment_sets_and_the_command_line_wins(own: Path) -> None:
         (
             "task/e.yaml",
             "defaults: [sst2]\nlabels: [a, b]\nhub: {labels: [x, y, z]}\n",
-            "task.labels=[a, b]: task.hub.labels has 3: give 2",
+            "task.hub.labels has 3: give 2",
         ),
         ("experiment/e.yaml", "5\n", "Invalid loaded object type: int"),
         ("experiment/e.yaml", "steps: 7\n", "experiment"),

@@ -36,10 +36,7 @@ pytestmark = pytest.mark.usefixtures("composing_all")
         ("task.label_words=[good,", ["quote a list with spaces for the shell, 'task.label_words=[one, two]'"]),
         ("logger=none,wandb", ["or write 'logger=[none,wandb]' for a list"]),
         ("task.labels=[a,b,c]", ["task.label_words has 2 and task.files.labels has 2 and task.hub.labels has 2: giv"]),
-        (
-            "task.labels=[positive,negative]",
-            ["put task.label_words [terrible, great] and task.files.labels [0, 1] and"],
-        ),
+        ("task.labels=[positive,negative]", ["put task.label_words [terrible, great] and task.files.labels [0, 1]"]),
         ("task.label_words=[Yes,true]", ["boolean True", "quote the word"]),
         ("task.labels=[a,[b]]", ["expected a text"]),
         ("task.hub=null", ["expected a group of keys"]),

@@ -17,9 +17,7 @@ REWARDED = ["experiment=demo-reward", "steps=1", "batch_size=2", "eval_every=1",
 SHORT = [*REWARDED, "objective.max_new_tokens=2", "data.train_size=16"]
 
 
-def test_a_function_is_told_from_names_and_its_path_is_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_is_told_from_names_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for word in ("reward.py:f", "'reward.py:f'", '"reward.py:f"'):
         rest, own = own_code.split_own_code(["lr=1", f"objective.reward={word}", "seed=2"])

@@ -54,9 +54,7 @@ def test_export_overwrites_nothing(glue: Path, tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in glue.iterdir()} == before
 
 
-def test_a_failed_export_leaves_nothing_half_written(
-    glue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_nothing(glue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.write_bytes
 
     def fails(self: Path, content: bytes) -> int:

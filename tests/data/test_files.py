@@ -257,11 +257,8 @@ def test_booleans_and_whole_floats_are_the_same_labels_in_all_formats(tmp_path: 
     (tmp_path / "dev.csv").write_text("sentence,label\na,True\nb,FALSE\n")
     (tmp_path / "test.csv").write_text("sentence,label\na,true\n")
     loaded = load(task, files_config(tmp_path), 1)
-    assert [[e.label for e in rows or ()] for rows in (loaded.train, loaded.dev, loaded.test)] == [
-        [0, 1, 0, 1],
-        [1, 0],
-        [1],
-    ]
+    labels = [[e.label for e in rows or ()] for rows in (loaded.train, loaded.dev, loaded.test)]
+    assert labels == [[0, 1, 0, 1], [1, 0], [1]]
     floats = write_jsonl(tmp_path / "f.jsonl", [{"sentence": "a", "label": float(i)} for i in range(2)])
     assert [e.label for e in all_rows(load(SST2, files_config(floats), 1))] == [0, 1]
 

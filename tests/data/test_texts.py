@@ -40,10 +40,8 @@ def test_wrong_words(words: list[str], said: str) -> None:
 
 
 def test_lines_of_a_pair() -> None:
-    assert [row.texts for row in texts.from_lines([b"a\tb\r\n", b"\n", b"c\t d"], "in", PAIR)] == [
-        ("a", "b"),
-        ("c", " d"),
-    ]
+    found = texts.from_lines([b"a\tb\r\n", b"\n", b"c\t d"], "in", PAIR)
+    assert [row.texts for row in found] == [("a", "b"), ("c", " d")]
     with pytest.raises(UserError, match=r"in:1: 1 field, expected 2 \(premise, hypothesis\), separated by tabs"):
         list(texts.from_lines([b"a\n"], "in", PAIR))
 

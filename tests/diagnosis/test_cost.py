@@ -33,9 +33,7 @@ def test_what_is_trained_is_reported_and_what_no_forward_reads_is_a_doubt(robert
 
 
 @pytest.mark.parametrize(("fast", "own"), [(True, "float32"), (False, "float16"), (False, "float32")])
-def test_float16_is_measured_where_it_is_fast_or_the_runs_own(
-    fast: bool, own: str, roberta: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_float16_is_measured_if_it_serves(fast: bool, own: str, roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dtypes, "has_fast_float16", lambda device: fast)
     prepared = load(roberta, "batch_size=24", f"model.compute_dtype={own}")
     measured = {"float32", "bfloat16", *(["float16"] if fast or own == "float16" else [])}

@@ -68,9 +68,7 @@ def test_empty_texts() -> None:
     assert "train.tsv:22, column 'sentence'" in found.text
 
 
-def test_a_sentence_that_is_cut_is_a_doubt_and_of_many_rows_some_are_looked_at(
-    roberta: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_sentence_is_a_doubt_and_some_rows_are_read(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = build_config([f"model.path={roberta}", "data=demo", "task.first_limit=4"])
     encoder = MlmEncoder(given.task, load_tokenizer(given.model, OBJECTIVES.implementation("mlm").model_kind))
 

@@ -127,9 +127,7 @@ def row(eps: float, error: float, directions: int = 8) -> signal.Row:
         (1e-7, [row(1e-7, float("inf"))], UNKNOWN, 1e-7),
     ],
 )
-def test_an_eps_is_judged_against_others(
-    eps: float, rows: list[signal.Row], verdict: str, recommended: float | None
-) -> None:
+def test_an_eps_is_judged(eps: float, rows: list[signal.Row], verdict: str, recommended: float | None) -> None:
     section = Section("signal")
     assert signal.judge_resolution(section, rows, eps, "float32", 6e-9 / eps, "") == (recommended or eps)
     found = only(section)

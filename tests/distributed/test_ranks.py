@@ -65,9 +65,7 @@ def check(results: list[Result]) -> None:
     ],
     ids=str,
 )
-def test_directions_end_in_the_bits_of_one_process(
-    optimizer: list[str], exchanged: int, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_directions_as_alone(optimizer: list[str], exchanged: int, roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = [*EACH, "eval_batch_size=4", *optimizer]
     assert mezo("train", *small(roberta, movies, tmp_path / "one", *words)).code == 0
     check(train(roberta, movies, tmp_path / "two", *words))

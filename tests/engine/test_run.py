@@ -85,9 +85,7 @@ def test_labels_are_scored_as_the_model_scores_them(setting: Setting, words: tup
 
 
 @pytest.mark.slow
-def test_the_best_weights_are_scored_and_the_last_are_gone_before(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_weights_are_scored_and_the_last_are_gone(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end of a run: the engine gets the weights that have the best score, and keeps no others in memory."""
     alive = count_live(monkeypatch)
     with setting.serving() as engine:
@@ -111,9 +109,7 @@ def test_the_best_weights_are_scored_and_the_last_are_gone_before(
         pytest.param("", "bfloat16", 0, marks=pytest.mark.slow),
     ],
 )
-def test_the_check_at_the_start_sees_more_than_the_rounding_of_the_dtype(
-    setting: Setting, mode: str, dtype: str, code: int
-) -> None:
+def test_the_check_at_the_start_sees_more_than_rounding(setting: Setting, mode: str, dtype: str, code: int) -> None:
     """A LoRA begins with B = 0, so that a small perturbation of it is lost in bfloat16."""
     with setting.serving(mode=mode, dtype=dtype) as engine:
         result = setting.train("run", f"engine.dtype={dtype}", "steps=1", "eval_every=0", *engine)
@@ -250,10 +246,7 @@ def test_ranks_share_a_server_and_its_fault_ends_all_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (
-            ["engine=vllm"],
-            "objective=mlm has no engine, only objective=lm, objective=choice, objective=generate have one",
-        ),
+        (["engine=vllm"], "objective=mlm has no engine, only objective=lm, objective=choice, objective=generate"),
         (["engine=vllm", "objective=lm", "peft=prefix"], "peft=prefix has no engine, only peft=none and peft=lora"),
         (["engine=vllm", "objective=lm", "optimizer=adamw"], "computes no gradients; use optimizer=mezo"),
         (["engine=vllm", "objective=lm", "optimizer=mezo_adam"], "or use peft=lora"),

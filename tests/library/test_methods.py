@@ -20,22 +20,14 @@ from tests.library.test_optimizer import loss_of, make
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 STEPS = 6
+SAMPLES, SIGNS = {"samples": 3, "sample_schedule": "linear"}, {"noise": "rademacher"}
 METHODS: dict[str, tuple[dict[str, Any], Any]] = {
     "mezo": ({}, make_config("mezo")),
     "momentum": ({"momentum": 0.9}, make_config("mezo_momentum", momentum=0.9)),
     "adam": ({"betas": (0.8, 0.95)}, make_config("mezo_adam", beta1=0.8, beta2=0.95)),
-    "samples": (
-        {"samples": 3, "sample_schedule": "linear", "total_steps": STEPS},
-        make_config("mezo", samples=3, sample_schedule="linear"),
-    ),
-    "adam, samples": (
-        {"betas": (0.9, 0.999), "samples": 3, "sample_schedule": "linear", "total_steps": STEPS},
-        make_config("mezo_adam", samples=3, sample_schedule="linear"),
-    ),
-    "rademacher": (
-        {"betas": (0.9, 0.9), "noise": "rademacher"},
-        make_config("mezo_adam", beta2=0.9, noise="rademacher"),
-    ),
+    "samples": ({**SAMPLES, "total_steps": STEPS}, make_config("mezo", **SAMPLES)),
+    "adam, samples": ({"betas": (0.9, 0.999), **SAMPLES, "total_steps": STEPS}, make_config("mezo_adam", **SAMPLES)),
+    "rademacher": ({"betas": (0.9, 0.9), **SIGNS}, make_config("mezo_adam", beta2=0.9, **SIGNS)),
 }
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 GROUPS = [{"params": ["0.weight", "4.bias"], "weight_decay": 0.3}, {"params": ["4.weight", "0.bias"], "lr": 0.02}]

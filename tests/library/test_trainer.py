@@ -200,9 +200,7 @@ def test_a_mistake_is_one_line(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_it_says_that_threads_spin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_threads_that_spin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for policy, threads, count in (("PASSIVE", 2, 0), ("", 1, 0), ("", 2, 1)):
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)

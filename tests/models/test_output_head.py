@@ -32,9 +32,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         (partial(tiny.decoder, kind="llama"), AutoModelForCausalLM, ["lm_head.weight"]),
     ],
 )
-def test_an_untied_decoder_changes_alone_and_is_loaded_again(
-    make: Callable[[Path], Path], auto: Any, untied: list[str], tmp_path: Path
-) -> None:
+def test_an_untied_decoder_is_alone(make: Callable[[Path], Path], auto: Any, untied: list[str], tmp_path: Path) -> None:
     model = auto.from_pretrained(make(tmp_path / "base")).eval()
     embeddings, decoder = model.get_input_embeddings().weight, model.get_output_embeddings()
     assert decoder.weight is embeddings
@@ -83,9 +81,7 @@ def test_a_decoder_of_its_own_is_kept_or_refused(untied: Path, movies: Path, tmp
     assert "has a decoder of its own; use null or false" in error_line(mezo("train", *words))
 
 
-def test_a_copied_decoder_is_trained_replayed_and_stored_by_itself(
-    roberta: Path, movies: Path, tmp_path: Path, eager_kernels: None
-) -> None:
+def test_a_copied_decoder_is_trained_apart(roberta: Path, movies: Path, tmp_path: Path, eager_kernels: None) -> None:
     words = small(roberta, movies, tmp_path / "run", "model.tie_embeddings=false", "optimizer.lr=1e-2")
     assert mezo("train", *words).code == 0
     last = tmp_path / "run" / "checkpoints" / "last"

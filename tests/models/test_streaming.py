@@ -137,9 +137,7 @@ def test_an_evaluation_reads_each_layer_once(folders: dict[str, Path]) -> None:
     assert streamed.bytes_read - before == sum(streamed.sizes)
 
 
-def test_resumed_replayed_verified_evaluated_and_predicted(
-    folders: dict[str, Path], movies: Path, tmp_path: Path
-) -> None:
+def test_every_command_reads_a_streamed_run(folders: dict[str, Path], movies: Path, tmp_path: Path) -> None:
     words = ["model.stream=true", "checkpoint=trajectory"]
     run = train(folders, movies, tmp_path / "run", "mlm", *words)
     family, case = CASES["mlm"]
@@ -154,9 +152,7 @@ def test_resumed_replayed_verified_evaluated_and_predicted(
     assert mezo("replay", run.path, "--step", 3, "--out", tmp_path / "step").code == 0
 
 
-def test_a_quantised_base_is_packed_once(
-    folders: dict[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantised_base_is_made_once(folders: dict[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session_of(folders, "int8")
     files = sorted((cache / "mezo").rglob("*.safetensors"))
     assert len(files) == LAYERS

@@ -59,12 +59,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return Folders(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module")
-def lora(folders: Folders) -> tuple[Session, list[Any]]:
-    """A LoRA of the top two layers, which keeps no states: for tests that do not change it."""
-    return session_of(folders, LORA, "model.cache_bytes=0")
-
-
 def session_of(folders: Folders, case: tuple[str, str, str], *words: str) -> tuple[Session, list[Any]]:
     family, objective, peft = case
     named = [f"model.path={folders[family]}", f"model.name={family}", f"objective={objective}", *peft.split()]
@@ -122,9 +116,7 @@ def test_frozen_layers_run_once_per_batch_with_the_same_losses(case: tuple[str, 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [case for case, count in CASES.items() if count], ids=" ".join)
-def test_kept_rows_are_computed_once_and_in_the_same_bits_whatever_came_before(
-    case: tuple[str, str, str], folders: Folders
-) -> None:
+def test_kept_rows_are_computed_once_whatever_came_before(case: tuple[str, str, str], folders: Folders) -> None:
     session, rows = session_of(folders, case)
     resumed, same_rows = session_of(folders, case)
     plain, _ = session_of(folders, case, "model.cache_frozen=off")
@@ -155,20 +147,6 @@ def test_a_split_that_does_not_fit_is_not_kept(less: int, forwards: int, folders
         losses_of(session, rows, steps=2)
         losses_of(session, rows, steps=2)
     assert len(tokens) == forwards
-
-
-def test_micro_batches_share_the_frozen_layers_between_signs(
-    lora: tuple[Session, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, rows = lora
-    monkeypatch.setattr(type(session.objective), "fits_paired_forward", lambda self, batch: False)
-    batches = [session.objective.collate(rows[:2]), session.objective.collate(rows[2:])]
-    with counted(session) as tokens, session.forward.perturbed(Direction(7, 0), 1e-2):
-        losses = BatchLoss(session.objective, batches)()
-        assert len(tokens) == 2
-        torch.testing.assert_close(
-            losses, BatchLoss(session.objective, [session.objective.collate(rows)])(), rtol=1e-6, atol=0
-        )
 
 
 @pytest.mark.parametrize("peft", ["lora", "bias"])

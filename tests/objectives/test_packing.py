@@ -20,9 +20,7 @@ BUILT = {"roberta": ("Roberta", SHAPE), "camembert": ("Camembert", SHAPE), **SER
 
 
 @pytest.mark.parametrize(("name", "objective"), zip(ENCODER_FAMILIES.names, OBJECTIVES * 2, strict=True))
-def test_every_packed_family_gives_its_scores_at_theta_and_in_a_paired_forward(
-    name: str, objective: str, tmp_path: Path
-) -> None:
+def test_packed_families_give_their_scores_also_in_paired_forwards(name: str, objective: str, tmp_path: Path) -> None:
     folder = family(tmp_path, BUILT[name])
     ours = ready(folder, f"objective={objective}")
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))

@@ -14,7 +14,6 @@ from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.es import EsConfig
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.report.settings import method_name
 from mezo_cli.testing.optimizers import Trial
 from tests.command_line import error_line, mezo
 
@@ -131,9 +130,7 @@ def test_equal_rewards_share_their_rank() -> None:
 
 
 @pytest.mark.parametrize("anchor", [None, {"l2": 0.5}, {"l1": 0.01}], ids=str)
-def test_a_step_without_a_signal_leaves_decay_and_anchor_to_the_next(
-    anchor: dict[str, float] | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_signal_decay_waits(anchor: dict[str, float] | None, caplog: pytest.LogCaptureFixture) -> None:
     ours = trial(anchor=anchor, weight_decay=0.5)
     start = theta(ours)
     ours.train(0, 1)
@@ -196,12 +193,3 @@ def test_losses_of_rows_are_asked_for_where_they_are_read() -> None:
     ours = trial(shaping_std="rows")
     with pytest.raises(UserError, match=r"optimizer.shaping_std=rows: this loss has no losses of single rows"):
         ours.optimizer.step(ours.problem.forward, lambda: torch.zeros(()), 0)
-
-
-def test_fzoo_is_its_settings_and_its_name_in_tables() -> None:
-    config = build_config(["optimizer=fzoo"])
-    fzoo = config.optimizer
-    assert isinstance(fzoo, EsConfig)
-    assert (fzoo.members, fzoo.baseline, fzoo.shaping, fzoo.antithetic) == (8, "theta", "std", False)
-    assert (fzoo.noise, method_name(config)) == ("rademacher", "FZOO")
-    assert OPTIMIZERS.implementation(fzoo.name)(fzoo, 0, 10).count_forwards(10) == {"forwards": 90, "backwards": 0}

@@ -30,9 +30,7 @@ def noise(request: pytest.FixtureRequest) -> Noise:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("n", [1, 256, 5000, CHUNK + 5])
-def test_eager_and_compiled_are_bitwise_identical_on_any_number_of_threads(
-    noise: Noise, n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eager_and_compiled_agree_on_any_threads(noise: Noise, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     theta = torch.randn(n, generator=torch.Generator().manual_seed(n)) * torch.logspace(-6, 3, n)
     results, before = [], torch.get_num_threads()
     for flag, threads in (("1", 1), ("0", 1), ("0", 2)):
@@ -49,9 +47,7 @@ def test_eager_and_compiled_are_bitwise_identical_on_any_number_of_threads(
 
 
 @pytest.mark.sample(1)
-def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
-    noise: Noise, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_and_eager_runs(noise: Noise, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tiny.movie_folder(tmp_path / "movies")
     for name, eager in (("compiled", "0"), ("eager", "1")):
         monkeypatch.setenv("MEZO_EAGER", eager)
@@ -108,9 +104,7 @@ def is_wrong(theta: torch.Tensor, *_: object) -> None:
     theta.add_(0.25)
 
 
-def test_code_that_was_compiled_wrongly_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wrongly_compiled_code_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     expected, kernel = added(fresh_kernel()), fresh_kernel()
     monkeypatch.setattr(Kernel, "compiler_error", None)  # and back to what it was, after the test
     monkeypatch.setattr(kernel, "native", lambda arrays: is_wrong)

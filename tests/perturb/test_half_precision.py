@@ -31,9 +31,7 @@ def values(made: Params) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_many_steps_follow_the_float64_trajectory_and_rounding_to_nearest_does_not(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_steps_follow_the_float64_trajectory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weight decay alone, whose effect adds up; one step of it is far below the spacing of the values."""
     made, nearest, steps = params(dtype), params(dtype), 300
     start = values(made).double()
@@ -52,9 +50,7 @@ def test_many_steps_follow_the_float64_trajectory_and_rounding_to_nearest_does_n
 @pytest.mark.parametrize("nonnegative", [[], ["0.bias"]])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)
-def test_a_replay_of_many_steps_has_the_bits_of_one_term_at_a_time(
-    kind: str, dtype: torch.dtype, nonnegative: list[str]
-) -> None:
+def test_a_replay_has_the_bits_of_one_term_at_a_time(kind: str, dtype: torch.dtype, nonnegative: list[str]) -> None:
     at_once, one_by_one = params(dtype, kind), params(dtype, kind)
     at_once.nonnegative = nonnegative
     terms, decays = [], []
@@ -78,9 +74,7 @@ def test_a_replay_of_many_steps_has_the_bits_of_one_term_at_a_time(
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_forward_sees_theta_plus_eps_z_rounded_once_to_the_compute_dtype(
-    dtype: torch.dtype, compute: torch.dtype
-) -> None:
+def test_a_forward_sees_theta_plus_eps_z_rounded_once(dtype: torch.dtype, compute: torch.dtype) -> None:
     net, x = model(dtype), torch.randn(3, 60).to(compute)
     plain = copy.deepcopy(net)
     forward = PerturbedForward(net, Params(net, make_noise("gaussian")))

@@ -37,9 +37,7 @@ def test_a_weak_decay_is_taken_in_float64_and_rounded_once_with_the_step() -> No
     assert torch.equal(theta, want)
 
 
-def test_saved_weights_take_no_copy_of_the_model(
-    roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_takes_no_copy_of_the_model(roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = AutoModelForMaskedLM.from_pretrained(roberta)
     Params(stock, make_noise("gaussian"))
     monkeypatch.setattr(torch.Tensor, "clone", lambda *_, **__: pytest.fail("a tensor was copied"))

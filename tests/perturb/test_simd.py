@@ -100,9 +100,7 @@ def test_every_kernel_has_the_bits_of_the_eager_form(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["avx9", "neon"])
-def test_an_instruction_set_that_is_unknown_or_not_there_is_refused(
-    name: str, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_instruction_sets(name: str, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simd, "instruction_sets", lambda: ("generic", "avx2"))
     monkeypatch.setenv("MEZO_SIMD", name)
     data = tiny.movie_folder(tmp_path / "movies")

@@ -52,10 +52,8 @@ def test_run_seeds_of_one_data_seed_do_not_compete_and_each_counts() -> None:
     group = only_group(*runs, repeated(3, 1.0, 0.9), repeated(4, 1.0, 0.7))
     assert [score for _, score in group.tests] == [0.5, 0.7, 0.9, 0.7]
     assert (group.mean, group.std) == (pytest.approx(0.7), pytest.approx(0.02**0.5))
-    assert (group.chosen, group.edges()) == (
-        ["lr=1e-06"],
-        ["lr=1e-06 is at the edge of the grid: go on below 1e-06"],
-    )
+    assert group.chosen == ["lr=1e-06"]
+    assert group.edges() == ["lr=1e-06 is at the edge of the grid: go on below 1e-06"]
     assert group.troubles == [
         "the seeds were not run on the same grid: seed 1 (data 13) at lr=1e-06; lr=1e-05 | seed 2 (data 13), "
         "seed 3 (data 13), seed 4 (data 13) at lr=1e-06"

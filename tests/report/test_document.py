@@ -135,16 +135,8 @@ def test_one_sentence_ends_a_run_and_agrees_with_its_verdict(verdict: str, low: 
 @pytest.mark.parametrize(
     ("verdict", "untrained", "command"),
     [
-        (
-            "improved",
-            0.4,
-            "mezo train -m task=sst2 seed=13,21,42,87,100  # the same with more seeds; mezo doctor measures",
-        ),
-        (
-            "worse",
-            0.4,
-            "mezo train task=sst2 seed=1 optimizer.lr=0.0003  # a lower rate than 0.001; mezo doctor measures",
-        ),
+        ("improved", 0.4, "mezo train -m task=sst2 seed=13,21,42,87,100  # the same with more seeds; mezo doctor"),
+        ("worse", 0.4, "mezo train task=sst2 seed=1 optimizer.lr=0.0003  # a lower rate than 0.001; mezo doctor"),
         ("diverged", 0.4, "mezo train task=sst2 seed=1 optimizer.lr=0.0003  # a lower"),
         ("within_noise", 0.4, "mezo data --words task=sst2 seed=1  # words that the model tells apart; mezo doctor"),
         ("not_improved", 0.6, "mezo doctor task=sst2 seed=1  # what keeps it from learning; it measures AdamW"),

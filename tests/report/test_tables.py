@@ -15,7 +15,7 @@ from mezo_cli.report.frame import read_runs
 from mezo_cli.report.groups import group_runs
 from mezo_cli.report.output import csv_text
 from mezo_cli.report.tables import group_view, paper_view
-from tests.command_line import error_line, mezo
+from tests.command_line import mezo
 from tests.report.run_directories import SEEDS, make_entry, make_grid, make_run
 
 FEW = {"data.shots": 16, "model.tie_embeddings": False}
@@ -108,11 +108,6 @@ def test_the_large_model_table_has_own_results_picked_by_the_dev_loss() -> None:
     assert all(part.shape[1] - 2 <= 4 for part in paper_view([], 80, "opt").tables)
 
 
-def test_a_table_that_there_is_not(tmp_path: Path) -> None:
-    refused = mezo("compare", "--table", "otp", tmp_path)
-    assert error_line(refused) == "error: --table otp: allowed are roberta, opt (did you mean 'opt'?)\n"
-
-
 def test_a_cell_that_a_spreadsheet_would_run_is_quoted() -> None:
     values = ["=1", "+1", "-1", "@a", "\t=1", "a=1", -1.5]
     assert csv_text([{"cell": value} for value in values]).split("\n") == [
@@ -143,9 +138,7 @@ def test_json(two_methods: Path) -> None:
     assert second["settings"]["optimizer.noise"] == "rademacher"
 
 
-def test_a_file_is_written_completely_or_not(
-    two_methods: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_whole_or_not(two_methods: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "t.csv"
     out.write_text("the old one")
 

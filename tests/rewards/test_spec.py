@@ -52,7 +52,7 @@ def test_a_function_is_recorded_with_its_file(name: str, tmp_path: Path, monkeyp
         ({"format": {"pattern": "("}}, "objective.reward.format.pattern=(: not a regular expression"),
         (
             {"format": {"patern": "x"}},
-            "unknown key 'objective.reward.format.patern' (did you mean 'objective.reward.format.pattern'?)",
+            "'objective.reward.format.patern' (did you mean 'objective.reward.format.pattern'?",
         ),
         ({"exact": "much"}, "objective.reward.exact.weight=much"),
         ({"exact": float("inf")}, "objective.reward.exact.weight=inf"),

@@ -96,9 +96,7 @@ def test_a_change_with_something_valid_behind_it_is_damage(run: Run, name: str, 
 
 
 @pytest.mark.parametrize("bad", [1, 2])
-def test_damaged_records_at_the_end_are_refused_by_readers_and_cut_by_resume(
-    run: Run, bad: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_last_records_are_cut_by_resume_alone(run: Run, bad: int, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(bad):
         change(run.trajectory, run.trajectory.stat().st_size - number * RECORD - 5)
     with pytest.raises(UserError, match=rf"trajectory\.bin is damaged: it is sound up to step {13 - bad}"):
@@ -152,9 +150,7 @@ def test_completions_that_no_evaluation_names_are_cut(saying: Run) -> None:
 
 
 @pytest.mark.parametrize("how", ["flipped", "deleted", "emptied", "cut", "another's", "longer"])
-def test_what_is_not_the_completions_of_a_run_is_refused_and_never_rewritten(
-    saying: Run, how: str, tmp_path: Path
-) -> None:
+def test_other_completions_are_refused_and_never_rewritten(saying: Run, how: str, tmp_path: Path) -> None:
     saying.truncate_metrics(10)
     path = saying.path / "completions.jsonl"
     other = Run.create(tmp_path / "other", to_yaml(CONFIG), [])

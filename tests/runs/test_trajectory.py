@@ -86,9 +86,7 @@ def test_every_field_of_the_header_comes_back(more: dict[str, str], tmp_path: Pa
         (1, {"tensors": [("a", [-3])]}, "header: tensors.0.1.0: Input should be greater than 0"),
     ],
 )
-def test_what_this_program_does_not_know_is_refused_by_name(
-    tmp_path: Path, version: int, changed: dict[str, Any], line: str
-) -> None:
+def test_what_is_unknown_is_refused_by_name(tmp_path: Path, version: int, changed: dict[str, Any], line: str) -> None:
     values = {**dataclasses.asdict(header()), **changed}
     pack(tmp_path / "t", version, {name: value for name, value in values.items() if value is not ...})
     with pytest.raises(UserError, match=line):

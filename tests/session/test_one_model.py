@@ -58,9 +58,7 @@ def test_every_command_holds_one_model_at_a_time(
     assert set(alive) == {0}
 
 
-def test_a_closed_session_has_no_model_and_says_so(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_session_has_no_model(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models that a user of the library opens are his; `with` and close() drop them."""
     run = tmp_path / "run"
     assert train(run, *SHORT).code == 0

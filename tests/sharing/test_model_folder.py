@@ -113,9 +113,7 @@ def run_code(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
-def test_the_code_of_the_card_gives_our_probabilities(
-    case: str, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_gives_our_scores(case: str, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     family, words = CASES[case]
     base: Path = request.getfixturevalue(family)
     adapter = "adapter" in case

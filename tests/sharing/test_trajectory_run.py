@@ -72,9 +72,7 @@ def test_only_finished_runs_with_a_trajectory_that_others_can_draw(run: Path, tr
     assert not (tmp_path / "out").exists()
 
 
-def test_every_command_that_reads_runs_opens_it(
-    run: Path, roberta: Path, movies: Path, shared: Path, tmp_path: Path
-) -> None:
+def test_every_command_for_runs_opens_it(run: Path, roberta: Path, movies: Path, shared: Path, tmp_path: Path) -> None:
     data = f"data.dir={run.parent / 'movies'}"
     for checkpoint in ("best", "last", 3):
         assert predictions(shared, checkpoint, base=roberta) == predictions(run, checkpoint)
@@ -147,9 +145,7 @@ def prompts(split: str) -> list[str]:
 
 
 @pytest.mark.parametrize("objective", ["mlm", "generate"])
-def test_no_file_of_a_run_has_the_texts_of_rows_if_it_stores_none(
-    objective: str, roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_no_file_has_texts_if_a_run_stores_none(objective: str, roberta: Path, movies: Path, tmp_path: Path) -> None:
     run, texts = tmp_path / "run", [row["sentence"] for row in tiny.movie_rows(48)]
     words = small(roberta, movies, run, "data.store_texts=false")
     if objective == "generate":

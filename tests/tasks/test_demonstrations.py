@@ -156,9 +156,7 @@ def test_what_is_refused(words: list[str], said: str, opt: Path, folder: Path) -
     assert said in str(caught.value)
 
 
-def test_a_run_is_evaluated_with_its_demonstrations_and_predicts_no_rows_of_ones_own(
-    opt: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_evaluated_with_its_demonstrations_and_predicts_none(opt: Path, folder: Path, tmp_path: Path) -> None:
     words = ["task=rte", f"model.path={opt}", "objective=lm", "steps=0", "data=files", f"data.dir={folder}"]
     scores = []
     for count in (0, 2):

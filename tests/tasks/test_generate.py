@@ -184,9 +184,7 @@ def test_a_chat_has_the_same_prompt_on_every_day(chat: PreTrainedTokenizerFast, 
         ),
     ],
 )
-def test_mistakes_in_rows(
-    settings: dict[str, Any], columns: dict[str, Any], said: str, chat: PreTrainedTokenizerFast
-) -> None:
+def test_bad_rows(settings: dict[str, Any], columns: dict[str, Any], said: str, chat: PreTrainedTokenizerFast) -> None:
     with pytest.raises(UserError) as caught:
         encoder(chat, **settings).encode(row("train.jsonl:3", **columns))
     assert f"task 'qa', train.jsonl:3: {said}" in str(caught.value)

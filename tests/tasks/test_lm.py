@@ -53,10 +53,8 @@ def test_the_prompts_are_the_papers(gpt2: PreTrainedTokenizerFast) -> None:
     assert [sst2.continuation(i) for i in range(2)] == [" terrible", " great"]
     asked = 'It rained .\nDoes this mean that "It was wet." is true? Yes or No?\n'
     assert rte.prompt(["It rained .", "It was wet."]) == asked
-    assert dict(zip(load_task("rte").labels, [rte.continuation(i) for i in range(2)], strict=True)) == {
-        "entailment": "Yes",
-        "not_entailment": "No",
-    }
+    assert load_task("rte").labels == ["entailment", "not_entailment"]
+    assert [rte.continuation(i) for i in range(2)] == ["Yes", "No"]
     assert rte.decode(rte.encode(Example(("It rained .", "It was wet."), 0))) == asked.replace("\n", "\\n")
 
 
@@ -76,9 +74,7 @@ def test_a_prompt_that_is_too_long_loses_its_start(tokenizer: PreTrainedTokenize
     assert cut.encode(ROW).input_ids == short[:start] + short[start:][-len(kept) + start :]
 
 
-def test_max_length_is_the_models_and_not_that_of_masked_prompts(
-    gpt2: PreTrainedTokenizerFast, monkeypatch: Any
-) -> None:
+def test_max_length_is_the_models_not_that_of_masked_prompts(gpt2: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
     assert LmEncoder(load_task("sst2", max_length=8), gpt2).max_length > 1_000_000
     monkeypatch.setattr(gpt2, "model_max_length", 300)
     assert LmEncoder(load_task("sst2", max_length=8), gpt2).max_length == 300

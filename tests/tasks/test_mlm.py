@@ -71,9 +71,7 @@ def test_labels_must_be_two_or_more_and_distinct(labels: list[str], bpe: PreTrai
 @given(
     texts=st.lists(st.text(max_size=30), min_size=2, max_size=8), name=st.sampled_from(["rte", "mrpc", "sst5", "trec"])
 )
-def test_any_text_gives_lm_bffs_tokens(
-    texts: list[str], name: str, bpe: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast
-):
+def test_any_text_as_lm_bff(texts: list[str], name: str, bpe: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast):
     task = load_task(name, max_length=40, first_limit=16, other_limit=9)
     for tokenizer in (bpe, bert):
         prompt = MlmEncoder(task, tokenizer)
@@ -118,9 +116,7 @@ def test_encoding_leaves_the_tokenizers_options_as_they_were(encoder: Any):
         assert not tokenizer.backend_tokenizer.encode_special_tokens
 
 
-def test_segment_ids_increase_after_a_separator_for_bert_only(
-    bert: PreTrainedTokenizerFast, bpe: PreTrainedTokenizerFast
-):
+def test_segment_ids_grow_after_a_separator_for_bert_only(bert: PreTrainedTokenizerFast, bpe: PreTrainedTokenizerFast):
     task = load_task("rte", template="{premise} {sep} {hypothesis}? {mask}")
     example = Example(("no film", "yes"), 0)
     row = MlmEncoder(task, bert).encode(example)

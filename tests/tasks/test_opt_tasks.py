@@ -47,11 +47,8 @@ def test_prompts_and_candidates_are_those_of_the_released_templates(name: str, o
 
 
 def test_three_of_them_in_full() -> None:
-    assert expected("copa", rows("copa")[6]) == (
-        "My shoes were wet because",
-        [" it had been dry.", " i'd crossed a stream."],
-        [" i'd crossed a stream."],
-    )
+    wet, dry = " i'd crossed a stream.", " it had been dry."
+    assert expected("copa", rows("copa")[6]) == ("My shoes were wet because", [dry, wet], [wet])
     assert expected("boolq", rows("boolq")[0])[0] == (
         "The Dorn -- The Dorn is a river. It flows through two countries. Is the river dorn in two countries?\n"
     )

@@ -53,9 +53,7 @@ def test_tokens_are_lm_bffs(name: str, tokenizer: PreTrainedTokenizerFast):
 
 
 @pytest.mark.parametrize("name", LM_BFF)
-def test_tokens_are_lm_bffs_on_real_rows(
-    name: str, shared: Path, mini: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast
-):
+def test_tokens_of_real_rows(name: str, shared: Path, mini: PreTrainedTokenizerFast, bert: PreTrainedTokenizerFast):
     task = load_task(name)
     if len(task.columns) == 1:
         table = [line.split("\t")[:1] for line in (shared / "data/glue/SST-2/dev.tsv").read_text().splitlines()[1:]]

@@ -51,9 +51,7 @@ def steps_taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
     return taken
 
 
-def test_a_run_with_balanced_batches_resumes_with_the_same_batches(
-    roberta: Path, tmp_path: Path, steps_taken: list[tuple[Any, Any]]
-) -> None:
+def test_a_resumed_run_has_the_same_batches(roberta: Path, tmp_path: Path, steps_taken: list[tuple[Any, Any]]) -> None:
     data, batches = imbalanced(tmp_path / "data"), ["data.batches=balanced", "batch_size=4", "steps=4"]
     assert mezo("train", *small(roberta, data, tmp_path / "whole", *batches)).code == 0
     assert all(sorted(labels) == [0, 0, 1, 1] for labels, _ in steps_taken)

@@ -56,9 +56,7 @@ def test_peft_head_trains_from_a_linear_probe(roberta: Path, tmp_path: Path) -> 
     assert mezo("eval", run, "--checkpoint", "last").out == before
 
 
-def test_rows_in_two_splits_are_said_and_dev_gives_the_verdict_without_a_test_split(
-    roberta: Path, tmp_path: Path
-) -> None:
+def test_rows_in_two_splits_are_said_and_dev_gives_the_verdict_without_test(roberta: Path, tmp_path: Path) -> None:
     whole, cut, data = tmp_path / "whole", tmp_path / "cut", tmp_path / "rows.jsonl"
     tiny.write_jsonl(data, tiny.movie_rows(60) * 2)  # dev is held out of it, and there is no test split
     words = ["optimizer.lr=1e-2", "steps=4", "eval_every=2"]

@@ -42,9 +42,3 @@ def test_the_best_step_has_the_best_score_then_the_lower_loss_then_is_the_earlie
     ):
         evaluations = {step: {"accuracy": score, "loss": loss} for step, (score, loss) in scores.items()}
         assert config.best_step(evaluations) == best
-
-
-def test_metric_loss_picks_the_lowest_loss() -> None:
-    config = build_config(["data=demo", "metric=loss"])
-    scores = {0: (0.9, 0.5), 10: (0.7, 0.3), 20: (0.8, 0.3)}
-    assert config.best_step({step: {"accuracy": a, "loss": loss} for step, (a, loss) in scores.items()}) == 10

@@ -76,9 +76,7 @@ def test_the_figures_are_those_of_the_weights(generated: Path) -> None:
     assert last["keep_kl"] > 0
 
 
-def test_a_resumed_run_compares_with_the_same_start(
-    generated: Path, tmp_path: Path, eager_kernels: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run(generated: Path, tmp_path: Path, eager_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: dict[str, float] = {}
     monkeypatch.setattr(RunLoggers, "log", lambda loggers, step, scalars: logged.update(scalars))
     words = [*WORDS, "steps=4", "max_seconds=0.001", "at_limit=stop", f"data.keep={generated.parent / 'keep.jsonl'}"]
@@ -113,9 +111,7 @@ def test_a_resumed_run_with_another_file_is_refused(tmp_path: Path, eager_kernel
         ([{"prompt": "1", "reply": "2"}], "'answer'"),
     ],
 )
-def test_a_file_that_is_not_there_and_a_column_that_is_not(
-    rows: list[dict[str, str]] | None, said: str, tmp_path: Path, eager_kernels: None
-) -> None:
+def test_no_file_or_column(rows: list[dict[str, str]] | None, said: str, tmp_path: Path, eager_kernels: None) -> None:
     if rows is not None:
         tiny.write_jsonl(tmp_path / "keep.jsonl", rows)
     words = [*WORDS, "steps=2", f"data.keep={tmp_path / 'keep.jsonl'}"]

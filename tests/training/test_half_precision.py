@@ -47,9 +47,7 @@ def weights(folder: Path, mode: str) -> bytes:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["mezo", "momentum", "float16", "lora"])
-def test_checkpoints_have_thetas_dtype_and_a_replay_ends_in_their_bits(
-    mode: str, train: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_checkpoints_and_replays_have_thetas_bits(mode: str, train: Callable[[str], Path], tmp_path: Path) -> None:
     run, dtype = train(mode), RUNS[mode][0].partition("=")[2]
     header = trajectory.read(run / "trajectory.bin").header
     assert (header.dtype, header.rounding) == (dtype, "stochastic")

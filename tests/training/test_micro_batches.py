@@ -1,6 +1,8 @@
 """Micro-batches: smaller forwards, the loss of the whole batch."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +10,8 @@ import pytest
 import torch
 import yaml
 
+from mezo_cli.config.compose import build_config
+from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
@@ -131,23 +135,27 @@ def test_auto_takes_the_most_rows_that_stay_below_what_is_free(
     assert auto.trajectory.read_bytes() == given.trajectory.read_bytes()
 
 
-def test_auto_halves_the_rows_where_the_device_has_no_memory(
-    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_auto_halves_the_rows_that_a_device_has_no_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(room: int, size: int) -> None:
+        if size > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def chosen(room: int) -> int | str | None:
+        monkeypatch.setattr(micro_batch, "trial", lambda _: partial(take, room))
+        config = build_config(["model=demo", "data=demo", "micro_batch_size=auto"])
+        return micro_batch.with_chosen_micro_batch(config, SimpleNamespace(writes=False)).micro_batch_size  # type: ignore[arg-type]
+
+    session = SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cuda")), forward=SimpleNamespace())
+    prepared = nullcontext(SimpleNamespace(session=session, rows={"train": range(30)}))
+    monkeypatch.setattr(micro_batch, "prepare", lambda *_, **__: prepared)
+    assert [chosen(room) for room in (100, 5)] == [30, 4]
+    with pytest.raises(UserError, match="micro_batch_size=auto: one row: out of memory: CUDA out of memory"):
+        chosen(0)
+
+
+def test_where_free_memory_is_not_known_a_number_is_asked_for(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def device(room: int) -> Callable[[int], None]:
-        def take(size: int) -> None:
-            tried.append(size)
-            if size > room:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-
-        return take
-
-    tried: list[int] = []
-    assert (micro_batch._halve(device(100), 30), micro_batch._halve(device(5), 30)) == (30, 4)
-    assert tried == [30, 30, 15, 8, 4]
-    words = small(roberta, movies, tmp_path / "run", "micro_batch_size=auto")
     monkeypatch.setattr(micro_batch, "free_memory", lambda: None)
-    assert "known on Linux alone; give a number" in error_line(mezo("train", *words))
-    monkeypatch.setattr(micro_batch, "_grow", lambda *_: micro_batch._halve(device(0), 4))
-    line = error_line(mezo("train", *words))
-    assert "micro_batch_size=auto: one row: out of memory: CUDA out of memory" in line
+    line = error_line(train(tmp_path / "run", "micro_batch_size=auto"))
+    assert "known on Linux alone; give a number" in line

@@ -64,9 +64,7 @@ def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: 
         ("squad", "generate objective.loss=cross_entropy", ["objective.loss=cross_entropy", "reward, lm"]),
     ],
 )
-def test_an_objective_or_loss_that_does_not_fit_the_task_is_one_line(
-    task: str, objective: str, parts: list[str], opt: Path
-) -> None:
+def test_an_objective_or_loss_that_does_not_fit_is_said(task: str, objective: str, parts: list[str], opt: Path) -> None:
     where = [f"data.dir={FOLDER}/{task}.jsonl", *ROWS, f"model.path={opt}", "model=opt-125m"]
     line = error_line(mezo("train", f"task={task}", *f"objective={objective}".split(), *where))
     assert all(part in line for part in parts), line

@@ -30,9 +30,7 @@ def test_null_is_the_weights_dtype_on_a_gpu_and_float32_on_a_cpu(monkeypatch: py
     assert models.resolved(model.replace(device="mps", compute_dtype="bfloat16")).compute_dtype == "bfloat16"
 
 
-def test_what_null_stood_for_is_stored_and_kept_on_another_device(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_null_stood_for_is_kept_elsewhere(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had begun on a GPU: every later command computes in float16."""
     run, words = tmp_path / "run", ["model.dtype=float16", "max_seconds=1e-9", "steps=3"]
     with monkeypatch.context() as patch:

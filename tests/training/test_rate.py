@@ -25,9 +25,7 @@ def words(roberta: Path, movies: Path, run: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("more", [(), ("optimizer.samples=2", "data.batches=balanced", "model.compute_dtype=bfloat16")])
-def test_the_run_is_one_with_the_chosen_rate_given(
-    more: tuple[str, ...], roberta: Path, movies: Path, tmp_path: Path
-) -> None:
+def test_the_run_has_the_chosen_rate(more: tuple[str, ...], roberta: Path, movies: Path, tmp_path: Path) -> None:
     assert mezo("train", *words(roberta, movies, tmp_path / "auto", AUTO, *more)).code == 0
     auto = Run(tmp_path / "auto")
     race = auto.info()["race"]

@@ -39,6 +39,8 @@ MODES["es"] = ["optimizer=es", "optimizer.members=4", "optimizer.anchor={l1: 1e-
 MODES["es two bytes"] = [*MODES["es"], "model.dtype=bfloat16", "optimizer.antithetic=true"]
 
 
+Whole, Cut = Callable[[str], Path], Callable[[str, Path], Path]
+
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
@@ -49,7 +51,7 @@ def movies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def whole(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Uninterrupted runs, one per mode, made on first use: call it only where no call is interrupted by a patch."""
     home = tmp_path_factory.mktemp("whole")
     ends: dict[str, Result] = {}
@@ -64,7 +66,7 @@ def whole(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def cut(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
+def cut(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Cut:
     """Copies of runs that are interrupted in step 6 of 6, one run per mode."""
     home = tmp_path_factory.mktemp("cut")
 
@@ -119,7 +121,7 @@ OTHERS += [("bfloat16", 3), ("float16", 5), ("es", 5), ("es two bytes", 7)]
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)
 def test_a_run_cut_anywhere_ends_bitwise_identical(
-    mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
+    mode: str, cut: int, whole: Whole, roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     _, owner, name, call, after = CUTS[cut]
     run = tmp_path / "run"
@@ -136,9 +138,7 @@ def test_a_run_cut_anywhere_ends_bitwise_identical(
 
 
 @pytest.mark.parametrize("mode", ["trajectory", "adamw"])
-def test_a_lost_tail_of_both_files_is_trained_again(
-    mode: str, whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path
-) -> None:
+def test_a_lost_tail_of_both_files_is_trained_again(mode: str, whole: Whole, cut: Cut, tmp_path: Path) -> None:
     """A power cut after step 5 took the line of the evaluation at step 3 and all that followed."""
     run = cut(mode, tmp_path / "run")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -155,8 +155,8 @@ def test_a_lost_tail_of_both_files_is_trained_again(
 
 
 def test_a_resumed_run_starts_from_the_newest_checkpoint(
-    whole: Callable[[str], Path],
-    cut: Callable[[str, Path], Path],
+    whole: Whole,
+    cut: Cut,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,37 +176,8 @@ def test_a_resumed_run_starts_from_the_newest_checkpoint(
     assert state(run) == state(shared)
 
 
-def test_stored_moments_are_not_rebuilt(
-    whole: Callable[[str], Path],
-    roberta: Path,
-    movies: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rebuilding them takes a draw of z per step of the run."""
-    run = tmp_path / "run"
-    words = small(roberta, movies, run, *MODES["buffer"])
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, trajectory.Writer, "append", 5, after=True)
-        mezo("train", *words)
-
-    rebuilt: list[int] = []
-    rebuild = Mezo.rebuild_state
-
-    def counted(self: Mezo, params: Any, records: list[Any]) -> None:
-        rebuilt.extend(record[0] for record in records)
-        rebuild(self, params, records)
-
-    monkeypatch.setattr(Mezo, "rebuild_state", counted)
-    assert mezo("resume", run).code == 0
-    assert rebuilt == []
-    assert state(run) == state(whole("buffer"))
-
-
 @pytest.mark.parametrize("mode", ["full", "buffer"])
-def test_without_its_checkpoints_it_is_replayed(
-    mode: str, whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path
-) -> None:
+def test_without_its_checkpoints_it_is_replayed(mode: str, whole: Whole, cut: Cut, tmp_path: Path) -> None:
     run = cut(mode, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
     assert mezo("resume", run).code == 0
@@ -216,7 +187,7 @@ def test_without_its_checkpoints_it_is_replayed(
     assert state(run)["files"][last] == state(whole(mode))["files"][last]
 
 
-def test_a_finished_run_is_left_as_it_is(whole: Callable[[str], Path]) -> None:
+def test_a_finished_run_is_left_as_it_is(whole: Whole) -> None:
     before = {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()}
     said = mezo("resume", whole("full"))
     assert said.code == 0
@@ -225,7 +196,7 @@ def test_a_finished_run_is_left_as_it_is(whole: Callable[[str], Path]) -> None:
 
 
 def test_a_failed_run_can_be_resumed_from_elsewhere(
-    whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Whole, roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Local folders were given relative to the directory of the time."""
     run = tmp_path / "run"
@@ -261,7 +232,7 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
     assert mezo("resume", run).code == 0
 
 
-def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callable[[str], Path]) -> None:
+def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Whole) -> None:
     full, light = whole("full"), whole("trajectory")
     assert not (light / "checkpoints").exists()
     for name in ("best", "last", "0", "2", "5"):
@@ -279,7 +250,7 @@ def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callabl
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
-def test_replay_is_bitwise_identical(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+def test_replay_is_bitwise_identical(mode: str, whole: Whole, tmp_path: Path) -> None:
     run, out = whole(mode), tmp_path / "out"
     said = mezo("replay", run, "--step", "6", "--out", out)
     assert said.code == 0
@@ -295,7 +266,7 @@ def test_replay_is_bitwise_identical(mode: str, whole: Callable[[str], Path], tm
         assert one.equal(other), name
 
 
-def test_without_a_trajectory_only_checkpoints_can_be_loaded(cut: Callable[[str, Path], Path], tmp_path: Path) -> None:
+def test_without_a_trajectory_only_checkpoints_can_be_loaded(cut: Cut, tmp_path: Path) -> None:
     run = cut("adamw", tmp_path / "run")
     for words in (["replay", run, "--step", "3", "--out", tmp_path / "out"], ["eval", run, "--checkpoint", "2"]):
         assert "writes no trajectory to replay" in error_line(mezo(*words))
@@ -311,7 +282,7 @@ def test_without_a_trajectory_only_checkpoints_can_be_loaded(cut: Callable[[str,
     assert "last is missing: the run cannot be resumed without it" in error_line(mezo("resume", run))
 
 
-def test_replay_is_refused_where_it_cannot_be(whole: Callable[[str], Path], tmp_path: Path) -> None:
+def test_replay_is_refused_where_it_cannot_be(whole: Whole, tmp_path: Path) -> None:
     run = whole("full")
     for step in ("7", "-1"):
         assert "holds steps 0 to 6" in error_line(mezo("replay", run, "--step", step, "--out", tmp_path / "out"))

@@ -13,9 +13,7 @@ from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.session.opening import opened
 
 
-def test_the_precision_of_matrix_products_is_that_of_the_run_and_the_check_has_the_highest(
-    roberta: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_precision_of_products_is_the_runs_but_in_the_check(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     compare = PlainCheck.compare
     monkeypatch.setattr(
@@ -29,9 +27,7 @@ def test_the_precision_of_matrix_products_is_that_of_the_run_and_the_check_has_t
     assert seen == ["highest", "highest"]
 
 
-def test_a_weight_that_is_also_used_outside_its_module_is_refused(
-    roberta: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weight_used_outside_its_module_is_refused(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a perturbation the scores are right; a step would see theta there instead of theta + eps z."""
     own = RobertaLMHead.forward
 
