@@ -40,6 +40,7 @@ class Key:
     takes: str
     default: str
     meaning: str
+    having: str = ""  # the choices that have it, where it is not all
 
 
 # --- the keys ---
@@ -79,13 +80,13 @@ def _key(key: str, kind: type[Settings], name: str, default: str, having: str = 
     chosen = "a choice" if key.endswith(".name") and key[:-5] in CHOICES else ""
     values = chosen or _names(allowed.get("enum", ())) or _range(allowed) or TYPES[allowed["type"]]
     null = " or null" if allowed["null"] and default != "`null`" else ""
-    return Key(key, values + null, default, meaning.rstrip(".") + (f" ({having})" if having else ""))
+    return Key(key, values + null, default, meaning.rstrip("."), having)
 
 
 TYPES = {
     "string": "text",
-    "boolean": "true or false",
-    "array": "list of texts",
+    "boolean": "boolean",
+    "array": "list",
     "object": "texts by name",
     "any": "text, pairs or null",
 }
@@ -142,9 +143,8 @@ def config_page() -> str:
         MADE,
         "# Config keys",
         *_paragraph(
-            "A key is set on the command line, `mezo train steps=200 optimizer.lr=1e-5`, or in a YAML file of your own"
-            " (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes. A key or"
-            " value that is not valid ends in one line and exit status 2."
+            "You want to know what can be set, on the command line (`mezo train steps=200 optimizer.lr=1e-5`) or in a YAML"
+            " file of your own (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes."
         ),
         *_paragraph(
             "In parentheses: what a key takes, and its default. A range `[1, )` begins at 1 and has no end; `(0, )`"
@@ -179,7 +179,11 @@ def _summary(kind: type) -> str:
 
 
 def _keys(keys: Iterable[Key]) -> list[str]:
-    return [f"- `{key.name}` ({key.takes}; {key.default}): {key.meaning}" for key in keys]
+    """Return a line per key; those that only some choices have follow together."""
+    lines: dict[str, list[str]] = {}
+    for key in keys:
+        lines.setdefault(key.having, []).append(f"- `{key.name}` ({key.takes}; {key.default}): {key.meaning}")
+    return [line for having, rows in lines.items() for line in (["", f"With {having}:", "", *rows] if having else rows)]
 
 
 def _hydra() -> list[str]:
@@ -216,7 +220,7 @@ def commands_page() -> str:
         MADE,
         "# Commands",
         *_paragraph(
-            "`mezo COMMAND --help` prints the same. `mezo --version` prints the version. A program that runs mezo reads"
+            "You want to know what a command takes; `mezo COMMAND --help` prints the same. A program that runs mezo reads"
             " [the exit status](#exit-status) and [one document](#one-document)."
         ),
         *_paragraph(", ".join(f"[{name}](#mezo-{name})" for name in commands)),
