@@ -143,8 +143,9 @@ def config_page() -> str:
         MADE,
         "# Config keys",
         *_paragraph(
-            "You want to know what can be set, on the command line (`mezo train steps=200 optimizer.lr=1e-5`) or in a YAML"
-            " file of your own (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes."
+            "You want to know what can be set, on the command line (`mezo train steps=200 optimizer.lr=1e-5`) or in a"
+            " YAML file of your own (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line"
+            " composes."
         ),
         *_paragraph(
             "In parentheses: what a key takes, and its default. A range `[1, )` begins at 1 and has no end; `(0, )`"
@@ -220,8 +221,8 @@ def commands_page() -> str:
         MADE,
         "# Commands",
         *_paragraph(
-            "You want to know what a command takes; `mezo COMMAND --help` prints the same. A program that runs mezo reads"
-            " [the exit status](#exit-status) and [one document](#one-document)."
+            "You want to know what a command takes; `mezo COMMAND --help` prints the same. A program that runs mezo"
+            " reads [the exit status](#exit-status) and [one document](#one-document)."
         ),
         *_paragraph(", ".join(f"[{name}](#mezo-{name})" for name in commands)),
     ]
