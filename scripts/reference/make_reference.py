@@ -7,7 +7,6 @@ function's docstring in mezo_cli/cli.py.
 """
 
 import dataclasses
-import inspect
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -164,7 +163,7 @@ def config_page() -> str:
         if is_group(field.annotation):
             kind = cast("type[Settings]", field.annotation)
             keys = keys_of_choices(name) if name in CHOICES else keys_of(kind, f"{name}.")
-            lines += [f"## `{name}`", *_paragraph(_summary(kind)), *_keys(keys), ""]
+            lines += [f"## `{name}`", *_keys(keys), ""]
     return "\n".join([*lines, *_hydra()]).rstrip() + "\n"
 
 
@@ -172,11 +171,6 @@ def _choice_rows() -> Iterator[Sequence[str]]:
     for group in GROUPS:
         chosen = default_choices()[group]
         yield f"`{group}=`", "none" if chosen is None else f"`{chosen}`", _names(choices_of(group))
-
-
-def _summary(kind: type) -> str:
-    """Return the first paragraph of a class's docstring."""
-    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
 
 def _keys(keys: Iterable[Key]) -> list[str]:
@@ -230,7 +224,7 @@ def commands_page() -> str:
     shared = [row for row, count in counts.items() if count > 2]
     lines += ["## Options of several commands", *shared, "", *FOR_PROGRAMS.read_text(encoding="utf-8").splitlines(), ""]
     for name, command in commands.items():
-        lines += [f"## mezo {name}", *_command(name, command, shared), ""]
+        lines += [f"## mezo {name}", *_command(command, shared), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -240,16 +234,15 @@ def _options(command: Any) -> dict[str, str]:
     return {param.opts[-1]: f"- `{_option(param)}`: {_help(param)}" for param in options}
 
 
-def _command(name: str, command: Any, shared: Sequence[str]) -> list[str]:
+def _command(command: Any, shared: Sequence[str]) -> list[str]:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = _options(command)
-    words = ["mezo", name, *(_metavar(param) for param in arguments), *(["[OPTIONS]"] if options else [])]
     rows = [f"- `{_metavar(param)}`: {_help(param)}" for param in arguments]
     rows += [row for row in options.values() if row not in shared]
     above = [option for option, row in options.items() if row in shared]
     rows += [f"- {_names(above)}: [above](#options-of-several-commands)"] if above else []
     about = " ".join((command.help or "").split("\n\n")[0].split())
-    return ["```text", " ".join(words), "```", about, *(["", *rows] if rows else [])]
+    return [about, *(["", *rows] if rows else [])]
 
 
 def _metavar(param: Any) -> str:
