@@ -13,7 +13,7 @@ from mezo_cli.console import format_duration
 from mezo_cli.process.environment import IN_SWEEP
 from mezo_cli.process.signals import import_torch
 from mezo_cli.report.document import conclusion, next_command, results
-from mezo_cli.report.frame import Entry
+from mezo_cli.report.entries import Entry
 from mezo_cli.report.terminal import result_lines
 from mezo_cli.runs import Run
 
@@ -51,7 +51,7 @@ def execute(
 
 
 def _log_results(run: Run, summary: dict[str, Any], config: Config) -> None:
-    entry = Entry(run, config, run.info(), "finished", summary["steps"], summary, {})
+    entry = Entry(run, config, run.info(), "finished", summary["steps"], summary)
     for line in result_lines(results(entry)):
         log.info("%s", line)
     log.info(

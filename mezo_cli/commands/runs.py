@@ -14,7 +14,7 @@ from mezo_cli.commands.open_run import folders_or_outputs
 from mezo_cli.config.explain import key_owners
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
-from mezo_cli.report.frame import Entry, read_entry
+from mezo_cli.report.entries import Entry, read_entry
 from mezo_cli.report.settings import differing_keys, format_value
 from mezo_cli.report.tables import run_rows
 from mezo_cli.runs import Run, find_runs

@@ -14,7 +14,7 @@ from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.report.frame import Entry, baselines, predicted_fractions, result_split
+from mezo_cli.report.entries import Entry, baselines, predicted_fractions, result_split
 from mezo_cli.report.settings import changed_settings, method_name
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import own_reward
@@ -129,9 +129,10 @@ def results(run: Entry) -> list[dict[str, Any]]:
 
     Each has its name, step, the 95% interval of the run's metric as text, and the scores. A baseline has no loss.
     """
-    last = {line["split"]: line for line in run.evaluations}
     if run.best is None:
         return []
+    last = {line["split"]: line for line in run.metrics[1]}
+    last |= {name: {"step": 0, "split": name, **scores} for name, scores in baselines(run.summary).items()}
     mark = f" {MARK}" if run.picked_start else ""
     start = "dev after the linear probe" if run.config.init == "linear_probe" else "dev before training"
     lines = {start: run.dev[0]}

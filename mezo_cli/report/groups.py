@@ -8,15 +8,16 @@ most runs diverged is picked only where all are such. Test scores never decide.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from mezo_cli.config.registry import LOSSES, OBJECTIVES
 from mezo_cli.data.fewshot import TEST_ROWS
-from mezo_cli.report.frame import Entry
+from mezo_cli.report.entries import Entry
 from mezo_cli.report.paper import paper_of
 from mezo_cli.report.settings import (
     Point,
@@ -38,10 +39,9 @@ class Group:
     """Runs that differ only in their seeds and in the settings of the grid.
 
     Attributes:
-        settings: that all runs have in common.
-        unusual: those of them that the paper's runs of the method do not have -> the paper's value.
+        unusual: settings that the paper's runs of the method do not have -> the paper's value.
         runs: those of its `entries` that count.
-        points: the points of the grid at which there are runs, in order -> each in short.
+        points: the points of the grid at which there are runs -> the settings that vary in the grid, or its lr.
         picks: data seed -> the finished runs at its best point, by their own seed.
         results: all of these, each a seed that counts.
         tests: (data seed, test score) of each of these that has one.
@@ -51,9 +51,8 @@ class Group:
         at_start: the data seeds for which step 0 was picked, the model before training.
         diverged: how many of these runs diverged: each counts with the result of its best step.
         chosen: the picked values of what was searched, the most frequent first; empty where the grid is one point.
-        paper_row: the row of the paper with the same shots, method, model and objective; None if there is none.
-        paper_number: the paper's number for this group; None if the paper has none.
-        difference: the group's mean minus the paper's, in points; None if one of them is missing.
+        paper_row: the row of the paper with the same shots, method, model and objective; `paper_number`: that of it.
+        difference: the group's mean minus the paper's, in points.
         troubles: missing and failed runs, one text each.
         expected: data seeds that should have a result.
         ambiguous: whether another group has the same task, shots and label.
@@ -74,7 +73,10 @@ class Group:
         self.expected: frozenset[int] = frozenset()
         self.ambiguous, self.distinguishing = False, list[str]()
         self.runs, self.troubles = _current_runs(entries)
-        self.points = _name_points(sorted({run.point for run in self.runs}))
+        grid = sorted({run.point for run in self.runs})
+        varying = [key for key, _ in grid[0] if len({dict(point)[key] for point in grid}) > 1] or ["optimizer.lr"]
+        shown = {point: [format_setting(key, value) for key, value in point if key in varying] for point in grid}
+        self.points = {point: ", ".join(settings) for point, settings in shown.items()}
         self.troubles += self._unfinished()
         self.picks = self._pick()
         self.results = [run for members in self.picks.values() for run in members]
@@ -116,11 +118,6 @@ class Group:
     def missing(self) -> list[int]:
         """The data seeds without a result."""
         return sorted(self.expected - set(self.picks))
-
-    def missing_seeds(self) -> list[str]:
-        """Return which of the expected data seeds were not run, as a note."""
-        absent = sorted(self.expected - {run.data_seed for run in self.runs})
-        return [f"not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"] * bool(absent)
 
     def edges(self) -> list[str]:
         """Return which picked values are the least or the greatest that their data seed tried, and where to go on.
@@ -187,13 +184,6 @@ def format_shots(shots: int | None, sign: str = "k=") -> str:
     return "all" if shots is None else f"{sign}{shots}"
 
 
-def _name_points(grid: Sequence[Point]) -> dict[Point, str]:
-    """Return each point of a grid in short: the settings that vary in the grid, or its lr if none does."""
-    varying = [key for key, _ in grid[0] if len({dict(point)[key] for point in grid}) > 1] if grid else []
-    shown = varying or ["optimizer.lr"]
-    return {point: ", ".join(format_setting(key, value) for key, value in point if key in shown) for point in grid}
-
-
 def _current_runs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Return the runs that count: per data seed, point and run seed the newest, finished runs first.
 
@@ -227,9 +217,28 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
             entry.data_seed = first[entry.data]
         by_settings[entry.group].append(entry)
     groups = [Group(members) for members in by_settings.values()]
-    _expect_seeds(groups)
-    _distinguish(groups)
+    # Expected is each data seed that was used for the task, shots and model; if all are the paper's, all five of these.
+    # A zero-shot score is the same on every seed.
+    for same in _alike([group for group in groups if not group.zero_shot], "task", "demo", "shots", "model"):
+        used, seeds = frozenset(entry.data_seed for one in same for entry in one.entries), same[0].paper.seeds
+        for group in same:
+            group.expected = used | seeds if group.shots is not None and used <= seeds else used
+    for same in _alike(groups, "task", "shots", "model", "objective", "loss", "label", "steps"):
+        keys = sorted(differing_keys([group.settings for group in same]))
+        for group in same:
+            group.distinguishing = keys
+    for same in _alike(groups, "task", "shots", "label"):
+        for group in same:
+            group.ambiguous = len(same) > 1
     return sorted(groups, key=_sort_key)
+
+
+def _alike(groups: Sequence[Group], *names: str) -> Collection[list[Group]]:
+    """Return the groups in lists of those that have the same attributes."""
+    found: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
+    for group in groups:
+        found[attrgetter(*names)(group)].append(group)
+    return found.values()
 
 
 def _sort_key(group: Group) -> tuple[Any, ...]:
@@ -242,37 +251,6 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     shots = math.inf if group.shots is None else group.shots
     task = (place(tasks, group.task), group.task)
     return (group.model, *objective, *task, shots, place(methods, group.method), group.label, group.steps)
-
-
-def _expect_seeds(groups: Sequence[Group]) -> None:
-    """Set the data seeds that should have a result: all that were used for this task, these shots and this model.
-
-    If they are among the paper's, all five of the paper. A zero-shot score is the same on every seed, so no seed is
-    expected.
-    """
-    alike: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
-    for group in groups:
-        if not group.zero_shot:
-            alike[group.task, group.demo, group.shots, group.model].append(group)
-    for same in alike.values():
-        used, seeds = frozenset(entry.data_seed for one in same for entry in one.entries), same[0].paper.seeds
-        for group in same:
-            group.expected = used | seeds if group.shots is not None and used <= seeds else used
-
-
-def _distinguish(groups: Sequence[Group]) -> None:
-    """Find the settings that distinguish groups which would look the same in the table."""
-    alike: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
-    for group in groups:
-        look = (group.task, group.shots, group.model, group.objective, group.loss, group.label, group.steps)
-        alike[look].append(group)
-    for same in alike.values():
-        keys = sorted(differing_keys([group.settings for group in same]))
-        for group in same:
-            group.distinguishing = keys
-    names = Counter((group.task, group.shots, group.label) for group in groups)
-    for group in groups:
-        group.ambiguous = names[group.task, group.shots, group.label] > 1
 
 
 # --- how a group differs from the paper's runs ---

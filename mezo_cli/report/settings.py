@@ -78,6 +78,7 @@ def unused(config: Config) -> tuple[str, ...]:
     return OF_STEPS if config.steps == 0 else ()
 
 
+@cache
 def matches(key: str, names: tuple[str, ...]) -> bool:
     """Return whether a key is one of the names or lies in one of the groups (`logger.`)."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
@@ -85,12 +86,7 @@ def matches(key: str, names: tuple[str, ...]) -> bool:
 
 def leave_out(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings without some keys and groups of keys."""
-    return {key: settings[key] for key in _others(tuple(settings), names)}
-
-
-@cache
-def _others(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(key for key in keys if not matches(key, names))
+    return {key: value for key, value in settings.items() if not matches(key, names)}
 
 
 def parts(config: Config, settings: Mapping[str, Any]) -> tuple[Point, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mezo_cli.report.frame import Entry, no_runs, read_runs
+from mezo_cli.report.entries import Entry, no_runs, read_runs
 from mezo_cli.report.groups import Group, format_shots, group_runs, mean_score, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, find_table
@@ -141,8 +141,9 @@ def _costs(group: Group) -> dict[str, float | None]:
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
     """Return notes on runs without a result, grids, what differs from the paper, and what the marks mean."""
     notes = [f"{group.title}: {text}" for group in groups for text in (*group.troubles, *group.edges())]
-    if with_missing:
-        notes += [f"{group.title}: {text}" for group in groups for text in group.missing_seeds()]
+    for group in groups if with_missing else ():
+        if absent := sorted(group.expected - {run.data_seed for run in group.runs}):
+            notes.append(f"{group.title}: not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
     notes += [NOTE] if any(group.at_start for group in groups) else []
     for group in groups:
         if 0 < len(group.at_start) < len(group.picks):
