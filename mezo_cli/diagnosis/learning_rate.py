@@ -61,10 +61,6 @@ class Estimate:
         """Whether gain and curvature stand out of their errors, so that `lr` means something."""
         return self.gain > self.gain_error and self.curvature > 2 * self.curvature_floor and self.harm > 0
 
-    def expected_change(self, lr: float, samples: int = 1) -> float:
-        """Return the expected change of the loss by one step; the mean of n samples has a n-th of the harm."""
-        return -lr * self.gain + lr * lr / 2 * self.harm / samples
-
 
 def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
     """Estimate the best learning rate; None with too few directions or a loss that is not finite.
@@ -123,20 +119,21 @@ def judge(
         section.add(UNKNOWN, "learning_rate", f"optimizer.lr={lr:g} was not judged: {why}{terms}", advice, **figures)
         return
     row = find_rate(parameters, config.peft.name)
-    best, error, change = estimated.lr * n, estimated.lr_error * n, estimated.expected_change(lr, n)
-    verdict, said = DOUBT, "is too large: a step is expected to raise the loss"
+    best, error = estimated.lr * n, estimated.lr_error * n
+    change = -lr * estimated.gain + lr * lr / 2 * estimated.harm / n  # the mean of n samples has a n-th of the harm
+    verdict, judged = DOUBT, "is too large: a step is expected to raise the loss"
     if lr > TOO_LARGE * (best + error):
         advice = f"try optimizer.lr={best:.0e}"
     elif lr < best and -change * config.steps < LITTLE * estimated.loss:
         falls = f"{short(-change * config.steps)} of {short(estimated.loss)} in {count(config.steps, 'step')}"
-        said = f"is too small for steps={config.steps}: at this rate the loss falls by {falls}"
+        judged = f"is too small for steps={config.steps}: at this rate the loss falls by {falls}"
         advice = f"raise optimizer.lr, up to {best:.0e}, or steps"
     elif row is not None and lr < row.lr / BELOW_ROW:
-        said, advice = "is too small: runs like this one hardly move with it", f"try optimizer.lr={row.lr:g}"
+        judged, advice = "is too small: runs like this one hardly move with it", f"try optimizer.lr={row.lr:g}"
     else:
-        verdict, said = OK, "looks safe"
+        verdict, judged = OK, "looks safe"
     text = (
-        f"optimizer.lr={lr:g} {said}. An upper bound for the first steps is about {best:.1e} (+- {error:.0e}){terms};"
+        f"optimizer.lr={lr:g} {judged}. An upper bound for the first steps is about {best:.1e} (+- {error:.0e}){terms};"
         f" at {lr:g} the loss changes by {change:.1e} per step at first{advise(parameters, config.peft.name)}"
     )
     section.add(verdict, "learning_rate", text, advice, **(figures | {"lr": best, "expected_change": change}))
