@@ -53,7 +53,8 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
         f"the whole run: {config.steps:,} steps, {passes['forwards']:,} forwards{back}, {evaluations:,} evaluations of"
         f" {len(dev):,} dev rows: about {format_duration(seconds)} on this machine"
     )
-    section.add(OK, "plan", text, seconds=seconds, steps=config.steps, evaluations=evaluations, **passes)
+    figures: dict[str, Any] = {"steps": config.steps, "evaluations": evaluations, **passes}
+    section.add(OK, "plan", text, seconds=seconds, **figures)
     return section
 
 

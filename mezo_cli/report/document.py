@@ -156,13 +156,13 @@ def conclusion(summary: Mapping[str, Any], config: Config) -> str:
     One rule for both: only an improvement is told to be more, or no more, than a removed bias. With metric=loss the
     bias is told of the task's metric: scores with a bias removed have no loss.
     """
-    verdict, known = summary.get("verdict"), baselines(summary)
+    verdict, unbiased = summary.get("verdict"), baselines(summary)
     if verdict is None:
         return ""
     split, metric, text = result_split(summary), config.shown_metric, f"{verdict}: {summary.get('verdict_reason')}."
-    if not known:
+    if not unbiased:
         return text
-    best = max(known.values(), key=lambda scores: config.order_of(metric) * float(scores[metric]))
+    best = max(unbiased.values(), key=lambda scores: config.order_of(metric) * float(scores[metric]))
     score = format_score(metric, best[metric], "%")
     text += f" The untrained model has {score} on {split} once the bias between its labels is removed"
     interval = (best.get("difference") or {"intervals": {}})["intervals"].get(metric)  # none of a single row
@@ -291,10 +291,10 @@ def next_command(run: Entry) -> str:
     config, verdict, words = run.config, run.verdict, _words(run.info)
     if verdict in (None, "not_compared") or words[:1] != ["train"]:
         return ""
-    given, lr = [word for word in words[1:] if word != "-m"], config.optimizer.lr
+    overrides, lr = [word for word in words[1:] if word != "-m"], config.optimizer.lr
 
     def changed(verb: Sequence[str], key: str = "", value: str = "") -> str:
-        kept = [word for word in given if not key or word.partition("=")[0] != key]
+        kept = [word for word in overrides if not key or word.partition("=")[0] != key]
         return shlex.join(["mezo", *verb, *kept, *[f"{key}={value}"] * bool(key)])
 
     if verdict == "improved":
@@ -313,6 +313,6 @@ def next_command(run: Entry) -> str:
 
 def _is_chance(run: Entry) -> bool:
     """Return whether the untrained model is no better than chance once the bias between its labels is removed."""
-    labels, known = len(run.config.task.labels), baselines(run.summary).values()
-    lows = [scores["intervals"]["accuracy"][0] for scores in known if "accuracy" in scores.get("intervals", {})]
+    labels, unbiased = len(run.config.task.labels), baselines(run.summary).values()
+    lows = [scores["intervals"]["accuracy"][0] for scores in unbiased if "accuracy" in scores.get("intervals", {})]
     return labels > 1 and bool(lows) and max(lows) <= 1 / labels

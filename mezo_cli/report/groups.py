@@ -175,8 +175,8 @@ def _seeds(run: Entry) -> tuple[int, int, str]:
 def mean_score(runs: Sequence[Entry], split: str, metric: str) -> float | None:
     """Return the mean of a score over runs; None where one of them has none, or there is no run."""
     scores = [run.score(split, metric) for run in runs]
-    known = [score for score in scores if score is not None]
-    return float(np.mean(known)) if known and len(known) == len(scores) else None
+    numbers = [score for score in scores if score is not None]
+    return float(np.mean(numbers)) if numbers and len(numbers) == len(scores) else None
 
 
 def format_shots(shots: int | None, sign: str = "k=") -> str:

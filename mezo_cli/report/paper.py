@@ -91,10 +91,10 @@ class Paper:
 
     def grid(self, method: str, loss: str = "", task: str = "") -> Mapping[str, list[float]]:
         """Return the lowest and highest value of each key of a method's grid, on a task if it has its own."""
-        own = f"{method} ({loss})" if f"{method} ({loss})" in self._settings else method
+        label = f"{method} ({loss})" if f"{method} ({loss})" in self._settings else method
         found: Mapping[str, str] = {}
         for row in self._grid:
-            if row["method"] == own and (row["tasks"] == "-" or task in row["tasks"].split()):
+            if row["method"] == label and (row["tasks"] == "-" or task in row["tasks"].split()):
                 found = row
         ends = {key: text for key, text in found.items() if key not in ("method", "tasks") and text != "-"}
         return {key: [float(end) for end in text.split()] for key, text in ends.items()}

@@ -59,7 +59,7 @@ def comparison(
 
 def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
     """Return the cells of each run by column: what it was, the settings in which the runs differ, what it came to."""
-    own = [key for key in telling_keys([run.settings for run in runs]) if key not in SHOWN]
+    keys = [key for key in telling_keys([run.settings for run in runs]) if key not in SHOWN]
     rows = []
     for run in runs:
         config, objective = run.config, [run.config.objective.name, run.config.objective.loss]
@@ -72,7 +72,7 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
             "model": run.model,
             "metric": run.metric,
             "seed": str(config.seed),
-            **{short_name(key): format_value(run.settings.get(key)) for key in own},
+            **{short_name(key): format_value(run.settings.get(key)) for key in keys},
             "step": f"{run.steps_done}/{config.steps}",
         }
         for name, split in (("dev", "dev"), ("before", "test_before"), ("test", "test")):
@@ -94,8 +94,8 @@ def group_view(groups: Sequence[Group]) -> Comparison:
         empty = [name for name in ("paper", "diff") if not table["paper"].any()]
         empty += [name for name in ("before", "verdict") if (table[name] == "-").all()]
         for name in ("peak GB", "s/step"):  # a cost that differs between groups by no more than the noise of a machine
-            known = [cost for group in same if (cost := _costs(group)[name])]
-            empty += [name] if not known or max(known) <= COST_NOISE * min(known) else []
+            costs = [cost for group in same if (cost := _costs(group)[name])]
+            empty += [name] if not costs or max(costs) <= COST_NOISE * min(costs) else []
         if (table["chosen"] == "-").all():
             empty.append("chosen")
             table.attrs["left"] = 3
@@ -134,8 +134,8 @@ def _costs(group: Group) -> dict[str, float | None]:
     """Return the medians of the peak memory and of the seconds per step of the runs that count."""
     peaks = [run.summary["peak_memory_bytes"] / 1e9 for run in group.results if run.summary.get("peak_memory_bytes")]
     steps = [run.summary["seconds"] / run.summary["steps"] for run in group.results if run.summary.get("steps")]
-    known = {"peak GB": peaks, "s/step": steps}
-    return {name: float(np.median(values)) if values else None for name, values in known.items()}
+    figures = {"peak GB": peaks, "s/step": steps}
+    return {name: float(np.median(values)) if values else None for name, values in figures.items()}
 
 
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
@@ -214,8 +214,8 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     """
     whole = find_table(table)
     sections = list(dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows))
-    known = [group for group in groups if group.task in whole.tasks and not group.demo]
-    shown = [group for group in known if whole.section(group.model, group.shots) in sections]
+    of_table = [group for group in groups if group.task in whole.tasks and not group.demo]
+    shown = [group for group in of_table if whole.section(group.model, group.shots) in sections]
     first = "shots" if whole.has_shots else "model"
     lines = make_table("", [line for section in sections for line in _section_lines(whole, section, first, shown)], 2)
     size = max(1, (width - 40) // COLUMN[whole.has_shots])  # tasks beside each other
@@ -233,11 +233,11 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
 
 def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Group]) -> list[dict[str, str]]:
     """Return the lines of some shots or a model: below each of the paper's rows the user's, and at the end others."""
-    own = [group for group in groups if table.section(group.model, group.shots) == section]
+    of_section = [group for group in groups if table.section(group.model, group.shots) == section]
     empty, missing, lines = dict.fromkeys(table.tasks, ""), dict.fromkeys(table.tasks, "-"), []
     rows: list[Row | None] = [row for row in table.rows if table.section(row.model, row.shots) == section]
     for row in (*rows, None):
-        of_row = [group for group in own if group.paper_row is row]
+        of_row = [group for group in of_section if group.paper_row is row]
         same: dict[str, list[Group]] = {} if of_row or row is None else {"  yours": []}
         for group in of_row:
             same.setdefault(_own_name(group), []).append(group)

@@ -33,7 +33,7 @@ class SweepPlan:
         launcher: the name of Hydra's launcher.
         common: the overrides of Hydra's own keys.
         jobs: with the overrides of mezo's own keys that may be stored.
-        own: what the jobs use of the user's own code, which is stored nowhere.
+        code: what the jobs use of the user's own code, which is stored nowhere.
         config_dir: the user's config folder.
         user_code: what of the user's own is given again to go on: `--config-dir`, keys of own_code.
     """
@@ -42,7 +42,7 @@ class SweepPlan:
     launcher: str
     common: list[str]
     jobs: list[Job]
-    own: OwnCode
+    code: OwnCode
     config_dir: str | None
     user_code: list[str]
 
@@ -59,18 +59,15 @@ def plan_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
     return _plan(directory, launcher, common, jobs, config_dir)
 
 
-def plan_again(folder: Path, record: SweepRecord, given: Sequence[str], config_dir: str | None = None) -> SweepPlan:
+def plan_again(folder: Path, record: SweepRecord, overrides: Sequence[str], config_dir: str | None = None) -> SweepPlan:
     """Return the plan of the sweep in a folder, by its record.
 
-    Args:
-        folder, record: of the sweep.
-        given: what the record does not keep: the launcher, and what is the user's own code.
-        config_dir: the user's config folder.
+    `overrides`: what the record does not keep: the launcher, and what is the user's own code.
     """
-    launched, own = split_own_code(given)
+    launched, code = split_own_code(overrides)
     parsed = parse(launched, find_choices(config_dir))
     common = [*launched, f"hydra.sweep.dir={quote(folder)}"]
-    more = tuple(f"{key}={quote(value)}" for key, value in own.items())
+    more = tuple(f"{key}={quote(value)}" for key, value in code.items())
     words = [(*job.overrides, *more) for job in record.jobs]
     _, jobs = _compose_jobs(words, common, config_dir)
     jobs = [replace(job, directory=folder / of.directory) for job, of in zip(jobs, record.jobs, strict=True)]
@@ -79,14 +76,14 @@ def plan_again(folder: Path, record: SweepRecord, given: Sequence[str], config_d
 
 
 def _plan(directory: Path, launcher: str, common: list[str], jobs: list[Job], config_dir: str | None) -> SweepPlan:
-    own, given, kept = OwnCode(), OwnCode(), []
+    code, of_commands, kept = OwnCode(), OwnCode(), []
     for job in jobs:
-        own |= own_of(job.config)
+        code |= own_of(job.config)
         overrides, of_command = split_own_code(job.overrides)
-        given |= of_command
+        of_commands |= of_command
         kept.append(replace(job, overrides=tuple(overrides)))
-    user_code = [*([] if config_dir is None else [CONFIG_DIR]), *given]
-    return SweepPlan(directory, launcher, common, kept, own, config_dir, user_code)
+    user_code = [*([] if config_dir is None else [CONFIG_DIR]), *of_commands]
+    return SweepPlan(directory, launcher, common, kept, code, config_dir, user_code)
 
 
 def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tuple[list[Override], str]:
