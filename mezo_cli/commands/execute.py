@@ -28,11 +28,7 @@ def execute(
 ) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
-    Args:
-        run: the run directory.
-        config: its config.
-        console: where progress is shown.
-        prepare: called first; if it raises, the run is recorded as failed.
+    `prepare` is called first; if it raises, the run is recorded as failed.
     """
     with run.tracked():
         if prepare is not None:

@@ -60,11 +60,7 @@ def resume(
 def resume_run(
     path: Path, ranks: Ranks, overrides: Sequence[str] = (), quiet: bool = False, new_reward: bool = False
 ) -> None:
-    """Continue a run; a finished one is left as it is. See `resume`.
-
-    Args:
-        ranks: those that share the run.
-    """
+    """Continue a run, which the ranks share; a finished one is left as it is."""
     overrides, user_code = split_own_code(overrides)
     claimed = broadcast_run(ranks, _claim(path, overrides, user_code, quiet, new_reward) if ranks.is_first else None)
     if claimed is None:

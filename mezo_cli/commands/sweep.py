@@ -35,15 +35,10 @@ def sweep(
     quiet: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Run the jobs of a sweep, or those that are left of it; return the exit status.
+    """Run the jobs of a sweep, or those that are left of it, or print their commands; return the exit status.
 
-    Args:
-        overrides: of the command line.
-        config_dir: the user's config folder.
-        at_once: how many jobs run at a time on this machine.
-        prints: whether the commands are printed instead.
-        quiet: whether only the directory, warnings and errors are printed.
-        as_json: whether they go to standard error, and a document about all jobs is printed at the end.
+    `quiet`: only the directory, warnings and errors are printed; `as_json`: they go to standard error, and a document
+    about all jobs is printed at the end.
     """
     quiet = quiet or as_json
     with json_at_end(as_json) as tell, training_output(quiet or prints):

@@ -100,12 +100,8 @@ def judge(
 ) -> None:
     """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
 
-    Args:
-        section: gets the finding.
-        estimated: the best learning rate, if enough was measured.
-        config: of the run.
-        larger_eps: to try where the run's own is lost in rounding; None where it is not.
-        parameters: of the model, for the rate that runs like this one begin with.
+    `larger_eps`: to try where the run's is lost in rounding; `parameters`: of the model, for the rate that runs like
+    this one begin with.
     """
     lr, n = config.optimizer.lr, zeroth_order(config.optimizer).directions
     figures: dict[str, Any] = {"optimizer_lr": lr, **({} if estimated is None else asdict(estimated)), "lr": None}

@@ -62,7 +62,10 @@ def _look(named: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Table, di
         data = FilesConfig(name="files", dir=named.get("data.dir"))
     table = first_rows(task.replace(hub=task.hub.replace(**hub)), data, ROWS)
     columns = {name: [table.fields(i)[n] for i in range(len(table.rows))] for n, name in enumerate(table.columns)}
-    label = named.get("task.label_column") or _label_column(columns)
+    values = {name: len({str(one) for one in of}) for name, of in columns.items()}
+    few = [name for name, count in values.items() if 2 <= count <= min(MOST_LABELS, len(columns[name]) - 1)]
+    fewest = "label" if "label" in columns else min(few, key=lambda name: values[name], default=None)
+    label = named.get("task.label_column") or fewest
     texts = [name for name, of in columns.items() if name != label and all(isinstance(one, str) for one in of)]
     texts = [name for name in texts if any(" " in one for one in columns[name])] or texts
     labels = sorted({*label_texts(table, table.columns.index(label))}) if label in columns else []
@@ -79,15 +82,6 @@ def _look(named: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Table, di
         words = json.dumps(_words(labels, objective, overrides), ensure_ascii=False)
         settings["task.label_words"] = f"task.label_words={words}"
     return table, settings
-
-
-def _label_column(columns: Mapping[str, Sequence[Any]]) -> str | None:
-    """Return `label`, or else the column with the fewest values, of those with 2 to `MOST_LABELS`."""
-    if "label" in columns:
-        return "label"
-    values = {name: len({str(one) for one in of}) for name, of in columns.items()}
-    few = [name for name, count in values.items() if 2 <= count <= min(MOST_LABELS, len(columns[name]) - 1)]
-    return min(few, key=lambda name: values[name], default=None)
 
 
 def _words(labels: Sequence[str], objective: str, overrides: Sequence[str]) -> list[str]:

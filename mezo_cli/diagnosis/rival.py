@@ -97,42 +97,36 @@ def _measured(config: Config, deadline: Deadline) -> Measured | str:
 # --- in the child process ---
 
 
-def take_steps(config: Config) -> dict[str, float]:
-    """Take the first steps of a run, and return what they took; nothing is written."""
+def main() -> None:
+    """Read a config, take its first steps, and print what they took as a line of JSON; nothing is written."""
+    import_torch()
+    importlib.import_module("mezo_cli.commands.preload")  # what is imported later is no memory of the steps
     from mezo_cli.data import load_splits
     from mezo_cli.data.batch_sampler import BatchSampler
     from mezo_cli.session.opening import opened
 
+    config, seconds = from_yaml(sys.stdin.read()), []
     reset_peak_memory()
-    device = torch.device("cpu")
-    before = peak_memory(device)
-    train = load_splits(config).train
-    session = opened(config, trains=True)  # until the process ends
-    sampler = BatchSampler(len(train), config.batch_size, config.seed)
-    batches = [session.encoder.encode_all([train[i] for i in sampler.batch(step)]) for step in range(STEPS)]
-    session.exclude_unreachable(batches[0][0])
-    if session.optimizer.replayable:
-        session.optimizer.keep_start(session.params)
-    seconds = []
-    for step, rows in enumerate(batches):
-        start = time.perf_counter()
-        with torch.no_grad():
-            session.step(rows, step)
-        trim_malloc()
-        seconds.append(time.perf_counter() - start)
-    device = session.loaded.device
-    peak = peak_memory(device) - (before if device.type != "cuda" else 0)
-    return {"peak_bytes": peak, "seconds": statistics.median(seconds[1:])}
-
-
-def main() -> None:
-    """Read a config, take its steps, and print a line of JSON."""
-    import_torch()
-    importlib.import_module("mezo_cli.commands.preload")  # what is imported later is no memory of the steps
+    before = peak_memory(torch.device("cpu"))
     try:
-        print(json.dumps(take_steps(from_yaml(sys.stdin.read()))))
+        train = load_splits(config).train
+        session = opened(config, trains=True)  # until the process ends
+        sampler = BatchSampler(len(train), config.batch_size, config.seed)
+        batches = [session.encoder.encode_all([train[i] for i in sampler.batch(step)]) for step in range(STEPS)]
+        session.exclude_unreachable(batches[0][0])
+        if session.optimizer.replayable:
+            session.optimizer.keep_start(session.params)
+        for step, rows in enumerate(batches):
+            start = time.perf_counter()
+            with torch.no_grad():
+                session.step(rows, step)
+            trim_malloc()
+            seconds.append(time.perf_counter() - start)
     except UserError as error:
         sys.exit(str(error))
+    device = session.loaded.device
+    peak = peak_memory(device) - (before if device.type != "cuda" else 0)
+    print(json.dumps({"peak_bytes": peak, "seconds": statistics.median(seconds[1:])}))
 
 
 if __name__ == "__main__":

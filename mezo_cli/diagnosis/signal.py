@@ -114,12 +114,7 @@ def plan_points(
 
     The first directions are measured in every way: at the run's own eps, for the learning rate, at other eps, in the
     dtype that is not the run's. The others serve the learning rate alone.
-
-    Args:
-        eps: the run's.
-        dtype: the run's compute dtype.
-        whole: a batch has all rows.
-        dtypes: the compute dtypes that are compared.
+    `whole`: a batch has all rows.
     """
     of_run, sizes = dict.fromkeys(("float32", dtype)), dict.fromkeys((eps, *EPS))
     for start in range(0, DIRECTIONS, ROUND):

@@ -29,45 +29,41 @@ OPEN_END = "Test rows appear once the run has finished."
 def document(run: Entry) -> dict[str, Any]:
     """Return the document of a run, for which all its files are read. It may be running."""
     try:
-        return _document(run)
+        config, info, logged = run.config, run.info, run.metrics[0]
+        optimizer = OPTIMIZERS.implementation(config.optimizer.name)
+        gradients = trajectory.scalar_stats(projected_grads(run))
+        hidden = ("crc", "kind", "split")
+        dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
+        return {
+            "run": run.location,
+            "title": f"{method_name(config)} on {config.task.name} with {run.model}",
+            "status": run.status,
+            "outcome": run.outcome,
+            "error": info.get("error"),
+            "verdict": run.verdict,
+            "sentence": _sentence(run),
+            "warnings": _warnings(run, gradients["zero_fraction"], optimizer.symbol),
+            "prompt": info.get("prompt"),
+            "label_words": dict(zip(config.task.labels, info.get("label_words") or (), strict=False)),
+            "steps": {"done": run.steps_done, "planned": config.steps},
+            "metric": run.metric,
+            "results": results(run),
+            "conclusions": [*filter(None, [conclusion(run.summary, config)])],
+            **{key: run.summary.get(key) for key in ("difference", "baselines")},
+            "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
+            "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
+            "scalar": optimizer.scalar,
+            "symbol": optimizer.symbol,
+            optimizer.scalar: dict(gradients),
+            **_examples(run),
+            **_completions(run),
+            "settings": changed_settings(config),
+            "facts": _facts(run),
+            "versions": {name: str(version) for name, version in (info.get("versions") or {}).items()},
+            "commands": _commands(run),
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{run.run.path} is damaged: a file lacks what belongs there ({error!r})") from error
-
-
-def _document(run: Entry) -> dict[str, Any]:
-    config, info, logged = run.config, run.info, run.metrics[0]
-    optimizer = OPTIMIZERS.implementation(config.optimizer.name)
-    gradients = trajectory.scalar_stats(projected_grads(run))
-    hidden = ("crc", "kind", "split")
-    dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
-    return {
-        "run": run.location,
-        "title": f"{method_name(config)} on {config.task.name} with {run.model}",
-        "status": run.status,
-        "outcome": run.outcome,
-        "error": info.get("error"),
-        "verdict": run.verdict,
-        "sentence": _sentence(run),
-        "warnings": _warnings(run, gradients["zero_fraction"], optimizer.symbol),
-        "prompt": info.get("prompt"),
-        "label_words": dict(zip(config.task.labels, info.get("label_words") or (), strict=False)),
-        "steps": {"done": run.steps_done, "planned": config.steps},
-        "metric": run.metric,
-        "results": results(run),
-        "conclusions": [*filter(None, [conclusion(run.summary, config)])],
-        **{key: run.summary.get(key) for key in ("difference", "baselines")},
-        "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
-        "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
-        "scalar": optimizer.scalar,
-        "symbol": optimizer.symbol,
-        optimizer.scalar: dict(gradients),
-        **_examples(run),
-        **_completions(run),
-        "settings": changed_settings(config),
-        "facts": _facts(run),
-        "versions": {name: str(version) for name, version in (info.get("versions") or {}).items()},
-        "commands": _commands(run),
-    }
 
 
 # --- what it was ---
@@ -297,11 +293,13 @@ def next_command(run: Entry) -> str:
         kept = [word for word in overrides if not key or word.partition("=")[0] != key]
         return shlex.join(["mezo", *verb, *kept, *[f"{key}={value}"] * bool(key)])
 
+    accuracies = [scores.get("intervals", {}).get("accuracy") for scores in baselines(run.summary).values()]
+    labels, lows = config.task.labels, [interval[0] for interval in accuracies if interval]
     if verdict == "improved":
         command, why = changed(["train", "-m"], "seed", "13,21,42,87,100"), "the same with more seeds"
     elif verdict in ("worse", "diverged"):
         command, why = changed(["train"], "optimizer.lr", f"{lr / 3:.1g}"), f"a lower rate than {lr:g}"
-    elif config.objective.name in ("mlm", "lm") and _is_chance(run):
+    elif config.objective.name in ("mlm", "lm") and len(labels) > 1 and lows and max(lows) <= 1 / len(labels):
         command, why = changed(["data", "--words"]), "words that the model tells apart"
     else:
         command, why = changed(["doctor"]), "what keeps it from learning"
@@ -309,10 +307,3 @@ def next_command(run: Entry) -> str:
         doctor = "it" if command.startswith("mezo doctor") else "mezo doctor"
         why += f"; {doctor} measures AdamW of a LoRA beside {config.optimizer.name}"
     return f"{command}  # {why}"
-
-
-def _is_chance(run: Entry) -> bool:
-    """Return whether the untrained model is no better than chance once the bias between its labels is removed."""
-    labels, unbiased = len(run.config.task.labels), baselines(run.summary).values()
-    lows = [scores["intervals"]["accuracy"][0] for scores in unbiased if "accuracy" in scores.get("intervals", {})]
-    return labels > 1 and bool(lows) and max(lows) <= 1 / labels

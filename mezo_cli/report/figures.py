@@ -43,24 +43,25 @@ COLOURS = {
     "c5": ("#8a6a00", "#e2bd55"),
     "c6": ("#b01f5c", "#ff8ab5"),
 }
+LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 SERIES = ("c1", "c2", "c3", "c4", "c5", "c6")
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of the series; the template shows the same
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10.5,
     "font.sans-serif": ["DejaVu Sans"],
-    "axes.edgecolor": COLOURS["rule"][0],
-    "axes.labelcolor": COLOURS["quiet"][0],
-    "text.color": COLOURS["ink"][0],
-    "xtick.color": COLOURS["quiet"][0],
-    "ytick.color": COLOURS["quiet"][0],
+    "axes.edgecolor": LIGHT["rule"],
+    "axes.labelcolor": LIGHT["quiet"],
+    "text.color": LIGHT["ink"],
+    "xtick.color": LIGHT["quiet"],
+    "ytick.color": LIGHT["quiet"],
     "axes.spines.left": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": COLOURS["rule"][0],
+    "grid.color": LIGHT["rule"],
     "grid.linewidth": 0.8,
     "ytick.left": False,
     "xtick.bottom": False,
@@ -101,9 +102,9 @@ Line = tuple[Group, pd.DataFrame]  # of a panel: see `panels`
 def curve(axes: "Axes", rows: pd.DataFrame, series: str, **style: Any) -> None:
     """Draw the values of some rows over their index, and the band from `low` to `high` where they have one."""
     if "low" in rows and rows["low"].notna().any():
-        axes.fill_between(rows.index, rows["low"], rows["high"], color=colour(series), alpha=0.2, linewidth=0)
+        axes.fill_between(rows.index, rows["low"], rows["high"], color=LIGHT[series], alpha=0.2, linewidth=0)
     dots = {"marker": "o", "markersize": 4} if len(rows) <= FEW else {}
-    axes.plot(rows.index, rows["value"], color=colour(series), **{"linewidth": 2, **dots, **style})
+    axes.plot(rows.index, rows["value"], color=LIGHT[series], **{"linewidth": 2, **dots, **style})
 
 
 def step_axis(axes: "Axes", label: str = "step") -> None:
@@ -151,7 +152,7 @@ def draw_batches(axes: "Axes", logged: Mapping[str, np.ndarray], dev: pd.DataFra
     window = 2 * max(len(rows) // (2 * SMOOTHING), 1) + 1 if len(rows) >= FEWEST else 1
     smooth = rows.rolling(window, center=True, min_periods=1).mean()
     if window > 1 and not is_reward:
-        axes.plot(rows["value"], color=colour("c1"), alpha=0.5, linewidth=0.8)
+        axes.plot(rows["value"], color=LIGHT["c1"], alpha=0.5, linewidth=0.8)
     curve(axes, smooth.iloc[thin(range(len(smooth)), CURVE_POINTS)], "c1", **({"marker": ""} if window > 1 else {}))
     step_axis(axes)
     if not is_reward:
@@ -171,9 +172,9 @@ def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
     assert run.best is not None
     metric, at, best = run.metric, run.best["step"], format_score(run.metric, run.best[run.metric], "%")
     scores, place = scale(metric) * dev[metric], (at, scale(metric) * run.best[metric])
-    axes.axhline(scores.iloc[0], color=colour("quiet"), linewidth=1, linestyle="--")
+    axes.axhline(scores.iloc[0], color=LIGHT["quiet"], linewidth=1, linestyle="--")
     curve(axes, pd.DataFrame({"value": scores}), "c3")
-    axes.plot(*place, "o", markersize=9, markerfacecolor=colour("page"), markeredgecolor=colour("c3"), mew=2)
+    axes.plot(*place, "o", markersize=9, markerfacecolor=LIGHT["page"], markeredgecolor=LIGHT["c3"], mew=2)
     axes.margins(y=0.16)
     late = at > 0.6 * dev.index[-1]
     side: dict[str, Any] = {"ha": "right", "xytext": (8, 9)} if late else {"ha": "left", "xytext": (-8, 9)}
@@ -189,7 +190,7 @@ def draw_labels(axes: "Axes", fractions: pd.DataFrame) -> Drawn:
     """Draw the shares of the predicted labels, which fill the height at every step."""
     fractions = fractions.fillna(0.0)
     drawn = fractions if len(fractions) > 1 else fractions.loc[[*fractions.index] * 2].set_axis([-0.5, 0.5])
-    axes.stackplot(drawn.index, 100 * drawn.T, colors=[*map(colour, SERIES)], alpha=0.85, linewidth=0)
+    axes.stackplot(drawn.index, 100 * drawn.T, colors=[LIGHT[name] for name in SERIES], alpha=0.85, linewidth=0)
     axes.margins(x=0)
     axes.set_ylim(0, 100)
     axes.yaxis.set_major_formatter("{x:g}%")
@@ -211,7 +212,7 @@ def draw_gradients(axes: "Axes", run: Entry, gradients: np.ndarray) -> Drawn:
     if drawn.size:
         low, high = drawn.min() / 1.01, drawn.max() * 1.01  # as rounding may put the ends outside
         edges = np.geomspace(low, high, min(30, max(6, int(np.sqrt(drawn.size)))) + 1)
-        axes.hist(drawn, edges.tolist(), color=colour("c4"), edgecolor=colour("page"), lw=0.8)
+        axes.hist(drawn, edges.tolist(), color=LIGHT["c4"], edgecolor=LIGHT["page"], lw=0.8)
         ticks = sorted({f"{tick:.2g}" for tick in np.geomspace(low, high, 4)}, key=float)
         axes.set_xscale("log")
         axes.set_xticks([*map(float, ticks)], [f"{float(tick):g}" for tick in ticks])
@@ -265,10 +266,10 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
         if group.mean is not None:
             text += f": test {format_mean(group.metric, group.mean, group.std)}"
             error = None if group.std is None else [factor * group.std]
-            axes.errorbar([x], [factor * group.mean], error, fmt="D", ms=5, color=colour(name), elinewidth=1.2)
+            axes.errorbar([x], [factor * group.mean], error, fmt="D", ms=5, color=LIGHT[name], elinewidth=1.2)
         if of_paper is not None:
             text += f", paper {of_paper.text}"
-            axes.plot([x], [of_paper.mean], "D", zorder=1.9, ms=7, mfc=colour("page"), mec=colour(name), mew=1.5)
+            axes.plot([x], [of_paper.mean], "D", zorder=1.9, ms=7, mfc=LIGHT["page"], mec=LIGHT[name], mew=1.5)
         marker = MARKERS[number] if len(rows) <= FEW else ""
         label = textwrap.fill(_plain(text), LEGEND)
         curve(axes, rows, name, linewidth=1.8, marker=marker, zorder=2 - number / 1000, label=label)
@@ -319,11 +320,6 @@ def _plain(text: str) -> str:
 # --- matplotlib ---
 
 
-def colour(name: str) -> str:
-    """Return a colour of the style sheet as it is on white."""
-    return COLOURS[name][0]
-
-
 @contextmanager
 def drawing(**style: Any) -> Iterator[None]:
     """Draw with the style of the pages inside the block, whatever the user's matplotlibrc says."""
@@ -357,7 +353,7 @@ def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *w
     with matplotlib.rc_context({"svg.hashsalt": name}):
         sheet.savefig(file, format="svg", transparent=True, metadata=undated)
     text = file.getvalue()
-    for variable, (light, _) in COLOURS.items():
+    for variable, light in LIGHT.items():
         text = text.replace(light, f"var(--{variable})")
     label = escape(printable(f"{drawn.title}. {drawn.note}"))
     head = f'<svg class="plot" role="img" aria-label="{label}"'

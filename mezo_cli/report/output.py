@@ -20,14 +20,7 @@ SHORT = 14  # a column of texts up to this width is never folded
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs.
-
-    Attributes:
-        tables: frames of texts from `make_table`, to read.
-        notes: one line each.
-        records: one per group, number or run, for CSV.
-        document: for JSON.
-    """
+    """A comparison of runs: tables and notes to read, records of groups, numbers or runs for CSV, a document (JSON)."""
 
     tables: Sequence["pd.DataFrame"]
     notes: Sequence[str] = ()

@@ -102,7 +102,7 @@ def group_view(groups: Sequence[Group]) -> Comparison:
         tables.append(table.drop(columns=empty))
     records = [_group_record(group) for group in groups]
     details = [
-        {**record, "seeds": _seed_details(group), "settings": dict(group.settings)}
+        {**record, "seeds": _seed_details(group), "settings": group.settings}
         for group, record in zip(groups, records, strict=True)
     ]
     document = {"protocol": PROTOCOL, "unit": UNIT, "paper": find_table().source, "groups": details}
@@ -232,7 +232,10 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
 
 
 def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Return the lines of some shots or a model: below each of the paper's rows the user's, and at the end others."""
+    """Return the lines of some shots or a model: below each of the paper's rows the user's, and at the end others.
+
+    A score has the number of data seeds with a result, of those expected, where one is missing: `91.0 (0.2) 3/5`.
+    """
     of_section = [group for group in groups if table.section(group.model, group.shots) == section]
     empty, missing, lines = dict.fromkeys(table.tasks, ""), dict.fromkeys(table.tasks, "-"), []
     rows: list[Row | None] = [row for row in table.rows if table.section(row.model, row.shots) == section]
@@ -244,16 +247,15 @@ def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Grou
         if row is not None:
             lines.append({"method": row.label, **empty, **{task: one.text for task, one in row.numbers.items()}})
         for name, members in same.items():
-            lines.append({"method": name, **missing, **{group.task: _result_cell(group) for group in members}})
+            cells = {}
+            for group in members:
+                score = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
+                counts = f" {len(group.picks)}/{len(group.expected)}" if group.missing else ""
+                cells[group.task] = f"{score}{counts}"
+            lines.append({"method": name, **missing, **cells})
             points = {one.task: f"{one.difference:+.1f}" for one in members if one.difference is not None}
             lines += [{"method": "  difference", **empty, **points}] if points else []
     return [{first: section if line is lines[0] else "", **line} for line in lines]
-
-
-def _result_cell(group: Group) -> str:
-    """Return the score, and how many of the expected data seeds have a result if one is missing: `91.0 (0.2) 3/5`."""
-    score = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
-    return score + (f" {len(group.picks)}/{len(group.expected)}" if group.missing else "")
 
 
 def _own_name(group: Group) -> str:

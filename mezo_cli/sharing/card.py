@@ -37,8 +37,7 @@ def write_card(
 
     Args:
         run: has run.json, the scores of these weights and of dev before training, and summary.json if it has finished.
-        session: of the run.
-        step: of the weights.
+        session, step: of the weights.
         repo: the hub id that the folder will have; None if it will not be uploaded.
         use: how to use it, in Markdown.
         library: what loads it: transformers, peft (an adapter alone) or mezo.

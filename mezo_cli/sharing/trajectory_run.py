@@ -71,15 +71,7 @@ def rebuild_weights(run: Run, session: Session) -> dict[str, dict[str, Any]]:
 def write_trajectory_run(
     folder: Path, run: Run, session: Session, weights: dict[str, dict[str, Any]], repo: str | None
 ) -> None:
-    """Make the folder.
-
-    Args:
-        folder: an empty one.
-        run: a finished run.
-        session: one of it.
-        weights: what `rebuild_weights` returns.
-        repo: the hub id that the folder will have; None if it will not be uploaded.
-    """
+    """Fill an empty folder from a finished run; `weights` are those of `rebuild_weights`, `repo` its hub id, if any."""
     config = session.config
     portable = to_yaml(_portable(config, run, session.loaded.revision))
     write_atomically(folder / "config.yaml", portable)

@@ -50,10 +50,7 @@ def job_status(path: Path) -> str:
 def words_of(job: Job, config_dir: str | None, code: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
     """Return the words of the command that runs a job, or goes on with its run.
 
-    Args:
-        job: of a sweep.
-        config_dir: the user's config folder.
-        code: the user's own code, where the command does not get it from the environment.
+    `code` is the user's own, where the command does not get it from the environment.
     """
     more = [f"{key}={quote(value)}" for key, value in code.items()]
     if is_begun(job.directory):
