@@ -111,23 +111,15 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
 
 @dataclass
 class _Search:
-    """The trials of a search, one after the other.
-
-    Attributes:
-        folder: of the search.
-        asked: what the journal keeps of the command: overrides, ranges, number of trials, working directory, user code.
-        base: the config that the trials share.
-        ranges: what is searched.
-        config_dir: the user's config folder.
-        quiet: whether only the directory, the best trial, warnings and errors are printed.
-    """
+    """The trials of a search, one after the other."""
 
     folder: Path
+    # what the journal keeps of the command: overrides, ranges, number of trials, working directory, user code
     asked: Mapping[str, Any]
-    base: Config
+    base: Config  # the config that the trials share
     ranges: Sequence[Range]
     config_dir: str | None
-    quiet: bool
+    quiet: bool  # whether only the directory, the best trial, warnings and errors are printed
 
     def __post_init__(self) -> None:
         if (self.folder / SWEEP).is_file():

@@ -34,27 +34,17 @@ BELOW_ROW = 10  # a rate below a row's by more than this is below the paper's gr
 
 @dataclass(frozen=True)
 class Estimate:
-    """The terms of the expected change of the loss, -lr gain + lr^2 / 2 harm, and what follows.
+    """The terms of the expected change of the loss, -lr gain + lr^2 / 2 harm, and what follows."""
 
-    Attributes:
-        gain: |grad L|^2, with its standard error `gain_error`.
-        harm: E[g^2 z.Hz].
-        curvature: mean of z.Hz, about the trace of H.
-        curvature_floor: what rounding of the losses alone can make of the curvature.
-        loss: at theta, of one batch.
-        lr: the best learning rate, with its standard error `lr_error` (jackknife over directions).
-        directions: their number.
-    """
-
-    gain: float
+    gain: float  # |grad L|^2, with its standard error `gain_error`
     gain_error: float
-    harm: float
-    curvature: float
-    curvature_floor: float
-    loss: float
-    lr: float
+    harm: float  # E[g^2 z.Hz]
+    curvature: float  # mean of z.Hz, about the trace of H
+    curvature_floor: float  # what rounding of the losses alone can make of the curvature
+    loss: float  # at theta, of one batch
+    lr: float  # the best learning rate, with its standard error `lr_error` (jackknife over directions)
     lr_error: float
-    directions: int
+    directions: int  # their number
 
     @property
     def is_resolved(self) -> bool:

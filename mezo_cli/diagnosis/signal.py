@@ -43,19 +43,12 @@ HEADER = ("eps", "dtype", "corr.", "error", "zeros", "off derivative", "directio
 
 
 class Point(NamedTuple):
-    """What is measured: the losses of a batch along a direction.
+    """What is measured: the losses of a batch along a direction."""
 
-    Attributes:
-        direction: the step whose z is taken; -1 at theta itself.
-        batch: the step whose batch is taken.
-        eps: 0 at theta itself.
-        dtype: the compute dtype.
-    """
-
-    direction: int
-    batch: int
-    eps: float
-    dtype: str
+    direction: int  # the step whose z is taken; -1 at theta itself
+    batch: int  # the step whose batch is taken
+    eps: float  # 0 at theta itself
+    dtype: str  # in which it is computed
 
 
 Losses = Mapping[Point, tuple[float, float]]  # loss_plus, loss_minus; twice the same at theta itself

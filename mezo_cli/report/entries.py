@@ -4,6 +4,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mezo_cli.runs.scores import metrics_of, picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 SPLITS = ("dev", "train", "test", "test_before")
-LOGGED, REWARDS = ("step", "loss", "seconds"), ("reward", "reward_min", "reward_max")  # of a training step's line
+LOGGED, REWARDS = ("step", "loss"), ("reward", "reward_min", "reward_max")  # of a training step's line
 BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
     "label_shares": "threshold: label shares",
     "best_threshold": "threshold: best on train",
@@ -28,46 +29,32 @@ BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
 }
 
 
+@dataclass(eq=False)
 class Entry:
-    """One run: its files as they are read.
+    """One run: its files as they are read."""
 
-    Attributes:
-        summary: summary.json; empty until the run has finished.
-        scores: split -> metric or `loss` -> value, of its best checkpoint; `test_before`: of the untrained model.
-        location: the run directory, relative to the working directory if it lies below it.
-        metric: by which the best checkpoint is chosen.
-        shots: training rows per label; None for all rows.
-        data_seed: the seed that the training rows were drawn with; one for all runs on the same rows (`group_runs`).
-        verdict: what came of the training: improved, not_improved or diverged; None where no file says it.
-        picked_start: whether the result is that of step 0, the model before training, although steps were taken.
-        seeds: the run's seed, with the data seed where that is another one: `1 (data 13)`.
-        data: the fingerprint of its data; None where run.json has none.
-        common: those that all runs of its group have in common: those that have an effect, without the grid.
-        group: the same as JSON.
-    """
+    run: Run
+    config: Config
+    info: Mapping[str, Any]
+    status: str
+    steps_done: int
+    summary: Mapping[str, Any]  # summary.json; empty until the run has finished
 
-    def __init__(
-        self,
-        run: Run,
-        config: Config,
-        info: Mapping[str, Any],
-        status: str,
-        steps_done: int,
-        summary: Mapping[str, Any],
-    ) -> None:
-        self.run, self.config, self.info, self.status, self.steps_done = run, config, info, status, steps_done
-        self.summary, self.finished = summary, status == "finished"
+    def __post_init__(self) -> None:
+        config, summary, self.finished = self.config, self.summary, self.status == "finished"
+        # Split -> metric or `loss` -> value, of the best checkpoint; `test_before`: of the untrained model.
         self.scores = {split: metrics_of(summary[split]) for split in SPLITS if summary.get(split) is not None}
-        self.location, self.settings = relative_path(run.path), flatten(to_dict(config))
+        self.location, self.settings = relative_path(self.run.path), flatten(to_dict(config))
         self.metric, self.model = config.chosen_metric, Path(config.model.path).name
-        self.verdict, self.picked_start = summary.get("verdict", info.get("verdict")), picked_start(summary)
+        self.verdict, self.picked_start = summary.get("verdict", self.info.get("verdict")), picked_start(summary)
+        # Training rows per label, None for all, and the seed that drew them: one for all runs on them (`group_runs`).
         self.shots, self.data_seed = config.data.shots, config.data_seed
         folder = Path(data_dir(config.data) or ".")
         few_shot = None if self.shots is not None else FEW_SHOT_FOLDER.fullmatch(folder.name)
         if few_shot is not None:
             self.shots, self.data_seed = map(int, few_shot.groups())
         self.seeds = f"{config.seed}" + ("" if config.seed == self.data_seed else f" (data {self.data_seed})")
-        self.data = info.get("data_fingerprint")
+        self.data = self.info.get("data_fingerprint")
         self.point, self.common = parts(config, self.settings)
         if few_shot is not None:
             self.common["data.dir"] = str(folder.parent)

@@ -36,28 +36,7 @@ WITHOUT_GAIN = {"not_improved", "within_noise", "worse", "diverged"}  # verdicts
 
 
 class Group:
-    """Runs that differ only in their seeds and in the settings of the grid.
-
-    Attributes:
-        unusual: settings that the paper's runs of the method do not have -> the paper's value.
-        runs: those of its `entries` that count.
-        points: the points of the grid at which there are runs -> the settings that vary in the grid, or its lr.
-        picks: data seed -> the finished runs at its best point, by their own seed.
-        results: all of these, each a seed that counts.
-        tests: (data seed, test score) of each of these that has one.
-        before: test of the untrained model, the mean over the seeds that count.
-        dev, mean, std: of dev and of test over the seeds; std is the population's (ddof 0). None: there is none.
-        verdict: that of these runs, or how many have each: `3 improved, 2 within_noise`.
-        at_start: the data seeds for which step 0 was picked, the model before training.
-        diverged: how many of these runs diverged: each counts with the result of its best step.
-        chosen: the picked values of what was searched, the most frequent first; empty where the grid is one point.
-        paper_row: the row of the paper with the same shots, method, model and objective; `paper_number`: that of it.
-        difference: the group's mean minus the paper's, in points.
-        troubles: missing and failed runs, one text each.
-        expected: data seeds that should have a result.
-        ambiguous: whether another group has the same task, shots and label.
-        distinguishing: keys that differ from groups that look the same.
-    """
+    """Runs that differ only in their seeds and in the settings of the grid."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries, self.settings, self.config = entries, entries[0].common, entries[0].config
@@ -69,17 +48,18 @@ class Group:
         self.zero_shot = is_zero_shot(config)
         self.shots: int | None = 0 if self.zero_shot else entries[0].shots
         self.paper = paper_of(self.model)
-        self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))
-        self.expected: frozenset[int] = frozenset()
-        self.ambiguous, self.distinguishing = False, list[str]()
-        self.runs, self.troubles = _current_runs(entries)
+        self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))  # key -> the paper's value
+        self.expected: frozenset[int] = frozenset()  # data seeds that should have a result
+        self.ambiguous = False  # whether another group has the same task, shots and label
+        self.distinguishing: list[str] = []  # keys that differ from groups that look the same
+        self.runs, self.troubles = _current_runs(entries)  # those that count, and why a run is missing or failed
         grid = sorted({run.point for run in self.runs})
         varying = [key for key, _ in grid[0] if len({dict(point)[key] for point in grid}) > 1] or ["optimizer.lr"]
         shown = {point: [format_setting(key, value) for key, value in point if key in varying] for point in grid}
         self.points = {point: ", ".join(settings) for point, settings in shown.items()}
         self.troubles += self._unfinished()
-        self.picks = self._pick()
-        self.results = [run for members in self.picks.values() for run in members]
+        self.picks = self._pick()  # data seed -> the finished runs at its best point, by their own seed
+        self.results = [run for members in self.picks.values() for run in members]  # each a seed that counts
         scores = [(run.data_seed, run.score("test", self.metric)) for run in self.results]
         self.tests = [(seed, score) for seed, score in scores if score is not None]
         values = [score for _, score in self.tests]
@@ -87,17 +67,18 @@ class Group:
         verdicts = Counter(run.verdict for run in self.results if run.verdict).most_common()
         self.verdict = ", ".join(f"{count} {word}" if len(verdicts) > 1 else word for word, count in verdicts)
         self.mean = float(np.mean(values)) if values else None
-        self.std = float(np.std(values)) if len(values) > 1 else None
+        self.std = float(np.std(values)) if len(values) > 1 else None  # the population's (ddof 0)
         self.at_start = [seed for seed, runs in self.picks.items() if any(run.picked_start for run in runs)]
-        self.diverged = sum(run.verdict == "diverged" for run in self.results)
+        self.diverged = sum(run.verdict == "diverged" for run in self.results)  # each counts by its best step
         picked = Counter(self.points[runs[0].point] for runs in self.picks.values())
         self.chosen = [name for name, _ in picked.most_common()] if len(self.points) > 1 else []
+        # The row of the paper with the same shots, method, model and objective, and its number.
         setup, self.paper_row = self.paper.tasks.get(self.task), None
         if setup and self.objective in setup["objectives"] and self.metric == setup["metric"] and not self.demo:
             self.paper_row = self.paper.row(self.model, self.shots, self.method, self.loss, self.task)
         self.paper_number = None if self.paper_row is None else self.paper_row.numbers.get(self.task)
         number, mean = self.paper_number, self.mean
-        self.difference = None if number is None or mean is None else 100 * mean - number.mean
+        self.difference = None if number is None or mean is None else 100 * mean - number.mean  # in points
 
     @property
     def label(self) -> str:

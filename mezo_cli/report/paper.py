@@ -43,20 +43,15 @@ class Row(NamedTuple):
 
 
 class Paper:
-    """One of the paper's tables, and the settings of its runs, as paper.yaml has them.
-
-    Attributes:
-        seeds: data seeds.
-        tasks: how each is scored and trained: `objectives` that give the same scores, `loss`, `metric`.
-        has_shots: whether the rows differ in shots, not in the model.
-    """
+    """One of the paper's tables, and the settings of its runs, as paper.yaml has them."""
 
     def __init__(self, source: str, values: Mapping[str, Any]) -> None:
         self.source, self.about, self.notes = source, str(values["about"]), values.get("notes", [])
         self.seeds = frozenset(values["seeds"])
+        # How each is scored and trained: `objectives` that give the same scores, `loss`, `metric`.
         self.tasks: dict[str, Any] = {name: one for one in values["tasks"] for name in one["names"].split()}
         self.rows = [self._row(cells) for cells in _cells(values["table"])]
-        self.has_shots = len({row.model for row in self.rows}) == 1
+        self.has_shots = len({row.model for row in self.rows}) == 1  # rows differ in shots, not in the model
         self._settings, self._grid = values["settings"], list(_cells(values["grid"]))
 
     def _row(self, cells: Mapping[str, str]) -> Row:

@@ -43,25 +43,17 @@ class Run:
     """A run directory. The process that trains in it holds a lock on its .lock file.
 
     What is written whole (run.json, checkpoints, ...) is on the disk when the method returns. Lines of metrics.jsonl
-    are after `lines.sync`.
-
-    Attributes:
-        path: the directory.
-        checkpoints, pruned_checkpoints: the folder of the checkpoints `best` and `last`; its name while it is removed.
-        trajectory: the trajectory file.
-        lines: metrics.jsonl. Those of a long run fill the memory if they are not read one by one.
-        initial_state_file: the initial weights that the base model does not have (a new head, an adapter).
-        writes: whether this process writes there; not one that follows another (`ReadOnlyRun`).
+    are after `lines.sync`; those of a long run fill the memory if they are not read one by one.
     """
 
-    writes = True
+    writes = True  # whether this process writes there; not one that follows another (`ReadOnlyRun`)
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self.pruned_checkpoints = path / atomic.TEMPORARY.format("checkpoints")
+        self.pruned_checkpoints = path / atomic.TEMPORARY.format("checkpoints")  # their name while they are removed
         self.trajectory = path / "trajectory.bin"
-        self.initial_state_file = path / "start.safetensors"
+        self.initial_state_file = path / "start.safetensors"  # what the base model lacks: a new head, an adapter
         self.lines, self._completions = JsonLines(path / METRICS), JsonLines(path / "completions.jsonl")
         self._lock: FileLock | None = None  # while this object holds it
         self._files_before: set[str] | None = None  # what else was in the directory when this object created the run

@@ -26,25 +26,15 @@ CONFIG_DIR = "--config-dir"
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep whose every job is valid.
-
-    Attributes:
-        directory: of the sweep.
-        launcher: the name of Hydra's launcher.
-        common: the overrides of Hydra's own keys.
-        jobs: with the overrides of mezo's own keys that may be stored.
-        code: what the jobs use of the user's own code, which is stored nowhere.
-        config_dir: the user's config folder.
-        user_code: what of the user's own is given again to go on: `--config-dir`, keys of own_code.
-    """
+    """A sweep whose every job is valid."""
 
     directory: Path
-    launcher: str
-    common: list[str]
-    jobs: list[Job]
-    code: OwnCode
+    launcher: str  # Hydra's
+    common: list[str]  # the overrides of Hydra's own keys
+    jobs: list[Job]  # with the overrides of mezo's own keys that may be stored
+    code: OwnCode  # what the jobs use of the user's own code, which is stored nowhere
     config_dir: str | None
-    user_code: list[str]
+    user_code: list[str]  # what of the user's own is given again to go on: `--config-dir`, keys of own_code
 
 
 def plan_sweep(overrides: Sequence[str], config_dir: str | None = None) -> SweepPlan:
