@@ -7,7 +7,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
 )
@@ -22,6 +21,7 @@ from mezo_cli.config.base import (
     PositiveNumber,
     Text,
     Whole,
+    number_or_auto,
     refused,
 )
 from mezo_cli.config.registry import NOISES
@@ -33,7 +33,6 @@ MomentDecay = Annotated[Number, Field(ge=0.0, le=0.9999)]
 SlowMomentDecay = Annotated[Number, Field(ge=0.0, le=0.999999)]
 Samples = Annotated[Positive, Field(le=10_000)]
 CLIP_WINDOW = 100
-AUTO = "auto"
 CLIP_SETTINGS = ("clip_g", "clip_window")  # the header of a trajectory has them apart
 
 
@@ -50,12 +49,7 @@ def _bound(value: Any) -> str:
     return f"q{number:g}" if quantile else repr(number)
 
 
-def _auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
-    """Return `auto`, which is chosen when a run begins (training/rate.py), or what a number becomes."""
-    return value if value == AUTO else number(value)
-
-
-Rate = Annotated[Number, WrapValidator(_auto)]
+Rate = Annotated[Number, WrapValidator(number_or_auto)]
 NoiseName = Annotated[Text, AfterValidator(NOISES.check), WithJsonSchema({"enum": [*NOISES.rows]})]
 ClipBound = Annotated[str, BeforeValidator(_bound)]
 
