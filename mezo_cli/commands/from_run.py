@@ -16,6 +16,7 @@ from mezo_cli.config.own_code import REWARD, USED, own_keys, reward_of, without_
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import from_yaml, read_settings
 from mezo_cli.errors import UserError
+from mezo_cli.report.settings import flatten
 from mezo_cli.runs import Run, checkpoints
 
 ANY_TASK = "own"  # the task that a run's own fills in, where no file has its name
@@ -34,7 +35,7 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
     config = _read(source, named)
     chosen = {group: getattr(getattr(config, group, None), "name", "") for group in choices}
     chosen = {group: name for group, name in chosen.items() if name in choices[group] and name != ANY_TASK}
-    stored = _flat(to_dict(config))
+    stored = flatten(to_dict(config))
     left_out = {key for pair in INSTEAD.items() for key, other in (pair, pair[::-1]) if other in named}
     left_out |= {key for key, other in INSTEAD.items() if stored[other]} | named
     if config.data.seed == config.seed:
@@ -51,7 +52,7 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
     with compose.hydra_session():
         node = compose.compose_node([*words, *picked], config_dir)
         compose.begin(node, [])
-        before = _flat(to_dict(compose.config_of(node)))
+        before = flatten(to_dict(compose.config_of(node)))
     words += [f"{key}={_spelled(value)}" for key, value in kept.items() if before.get(key, ...) != value]
     return [*words, *overrides]
 
@@ -67,22 +68,13 @@ def _read(source: Path, named: set[str]) -> Config:
         settings, config = read_settings(text), from_yaml(text)
     except UserError as error:
         raise UserError(f"--from {source}: {error}") from error
-    kept, lacking = _flat(without_own_code(settings)), own_keys().keys() - named
-    code = {key: value for key, value in _flat(settings).items() if key in lacking and kept.get(key) != value}
+    kept, lacking = flatten(without_own_code(settings)), own_keys().keys() - named
+    code = {key: value for key, value in flatten(settings).items() if key in lacking and kept.get(key) != value}
     if info.get(USED) and REWARD in lacking and reward_of(config) is None:
         code[REWARD] = "FILE.py:function"
     for key, value in code.items():
         raise UserError(f"--from {source}: {key} is not taken from a file: give it again, {key}={value}")
     return config
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value; the deepest mappings of the user's own names (`task.rename`) are values."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        inner = isinstance(value, Mapping) and not (prefix and key not in ("generate", "choice", "lm", "files", "hub"))
-        flat |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return flat
 
 
 def _spelled(value: Any) -> str:

@@ -113,9 +113,6 @@ def _claim(
     return run, new
 
 
-# --- when it ends ---
-
-
 def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
     """Return the config of a run with other values of `KEYS`. Nothing is written."""
     changes: dict[str, Any] = {}

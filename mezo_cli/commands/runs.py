@@ -122,9 +122,6 @@ def _read(run: Run, folder: Path) -> Listed:
     return Listed(name, record, entry)
 
 
-# --- the table ---
-
-
 def _show(listed: Sequence[Listed]) -> None:
     """Print the table and the problems. What does not fit the terminal is said above the table, or left out."""
     console = make_console()

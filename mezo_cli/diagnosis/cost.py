@@ -77,9 +77,6 @@ def report_trainable(section: Section, session: Session, unreachable: Mapping[st
         section.add(DOUBT, "unreachable", text, advice, tensors=list(unreachable), count=scalars)
 
 
-# --- steps ---
-
-
 def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str, Any]]:
     """Return the cost of a step in each compute dtype for which there is time, the run's own first.
 

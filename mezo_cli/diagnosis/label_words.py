@@ -73,9 +73,6 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
     return Scores(labels, joined, None if words is None else (words / len(joined)).float().cpu().numpy())
 
 
-# --- the words ---
-
-
 def _report_words(section: Section, session: Session, seen: Scores) -> None:
     """Report the label words' tokens, what the model itself writes at their place, and how probable they are there."""
     names, ids = session.config.task.labels, session.encoder.label_ids
@@ -105,9 +102,6 @@ def _show(session: Session, token: int) -> str:
     """Return a token as text in quotes, without the space that belongs to it."""
     text = str(session.encoder.tokenizer.decode([token]))
     return "'" + (text.strip() or text).replace("\n", "\\n") + "'"
-
-
-# --- the scores ---
 
 
 def judge_scores(section: Section, names: list[str], seen: Scores, untrained: bool) -> None:
@@ -161,9 +155,6 @@ def _judge_balance(section: Section, names: list[str], seen: Scores, untrained: 
         predicted=dict(zip(names, predicted.tolist(), strict=True)),
         actual=dict(zip(names, actual.tolist(), strict=True)),
     )
-
-
-# --- how well scores separate labels ---
 
 
 def separation(scores: np.ndarray, labels: np.ndarray) -> float:

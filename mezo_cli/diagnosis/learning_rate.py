@@ -82,9 +82,6 @@ def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
     )
 
 
-# --- the finding ---
-
-
 def judge(
     section: Section, estimated: Estimate | None, config: Config, larger_eps: float | None, parameters: int
 ) -> None:

@@ -94,9 +94,6 @@ def _measured(config: Config, deadline: Deadline) -> Measured | str:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-# --- in the child process ---
-
-
 def main() -> None:
     """Read a config, take its first steps, and print what they took as a line of JSON; nothing is written."""
     import_torch()

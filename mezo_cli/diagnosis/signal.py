@@ -92,9 +92,6 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     return section
 
 
-# --- measure ---
-
-
 def batches_of(direction: int, whole: bool) -> tuple[int, int]:
     """Return the two independent batches of a direction; with `whole` every batch has all rows."""
     return (0, 0) if whole else (2 * direction, 2 * direction + 1)
@@ -155,9 +152,6 @@ def measure(prepared: Prepared, points: Iterator[Point], deadline: Deadline) -> 
     return losses
 
 
-# --- what follows from the losses ---
-
-
 def projected_grads(losses: Losses, *ways: tuple[float, str]) -> list[list[float]]:
     """Return g of the directions that are measured in all of some ways (eps, dtype): a list for each way.
 
@@ -216,9 +210,6 @@ def compare(losses: Losses, eps: float) -> list[Row]:
                 error = max(error, rounding(losses, size)) if (size, dtype) == (resolved, "float32") else error
                 rows.append((size, dtype, agreement(g, exact), error))
     return rows
-
-
-# --- the findings ---
 
 
 def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, noise: float, plain: str) -> float:

@@ -66,9 +66,6 @@ def document(run: Entry) -> dict[str, Any]:
         raise UserError(f"{run.run.path} is damaged: a file lacks what belongs there ({error!r})") from error
 
 
-# --- what it was ---
-
-
 def _sentence(run: Entry) -> str:
     """Return one sentence that says what the run was."""
     config, rows, trainable = run.config, run.info.get("rows") or {}, run.info.get("trainable")
@@ -115,9 +112,6 @@ def _facts(run: Entry) -> dict[str, str]:
         "mezo commit": f"{info['git_commit']}{dirty}" if info.get("git_commit") else None,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
-
-
-# --- the result ---
 
 
 def results(run: Entry) -> list[dict[str, Any]]:
@@ -190,9 +184,6 @@ def _warnings(run: Entry, zero: float | None, symbol: str) -> list[str]:
     return texts
 
 
-# --- the steps ---
-
-
 def projected_grads(run: Entry) -> np.ndarray | None:
     """Return those of all steps, or what is recorded in their place; None where nothing is, and before the first."""
     file, config = run.run.trajectory, run.config
@@ -201,9 +192,6 @@ def projected_grads(run: Entry) -> np.ndarray | None:
     optimizer: Any = OPTIMIZERS.implementation(config.optimizer.name)(config.optimizer, config.seed, config.steps)
     grads = run.run.read_trajectory().drawn_grads(optimizer.samples)
     return grads if grads.size else None
-
-
-# --- rows ---
 
 
 def _examples(run: Entry) -> dict[str, Any]:
@@ -249,9 +237,6 @@ def _completions(run: Entry) -> dict[str, Any]:
         },
         "step_names": {step: ", ".join(words) for step, words in names.items()},
     }
-
-
-# --- commands ---
 
 
 def _commands(run: Entry) -> dict[str, str]:

@@ -78,8 +78,6 @@ class Entry:
             return f"failed ({' '.join(str(self.info.get('error')).split())})"
         return f"{self.status} at step {self.steps_done} of {self.config.steps}"
 
-    # --- metrics.jsonl ---
-
     @cached_property
     def metrics(self) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
         """The logged steps as columns (none: {}), rewards where there are any; and the evaluations, in order."""
@@ -139,9 +137,6 @@ def baselines(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """
     split, biases = result_split(summary), summary.get("baselines") or {}
     return {f"{split}, {BASELINES.get(name, name)}": one[split] for name, one in biases.items()}
-
-
-# --- reading ---
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:

@@ -96,9 +96,6 @@ class Drawn(NamedTuple):
 Line = tuple[Group, pd.DataFrame]  # of a panel: see `panels`
 
 
-# --- what is drawn ---
-
-
 def curve(axes: "Axes", rows: pd.DataFrame, series: str, **style: Any) -> None:
     """Draw the values of some rows over their index, and the band from `low` to `high` where they have one."""
     if "low" in rows and rows["low"].notna().any():

@@ -183,9 +183,6 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     return list({(run.data_seed, run.point, run.config.seed): run for run in current}.values()), troubles
 
 
-# --- groups beside each other ---
-
-
 def group_runs(entries: Iterable[Entry]) -> list[Group]:
     """Sort runs into groups, in the order of the table: model, objective, task, shots, method, steps."""
     entries, first = list(entries), dict[str, int]()
@@ -232,9 +229,6 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     shots = math.inf if group.shots is None else group.shots
     task = (place(tasks, group.task), group.task)
     return (group.model, *objective, *task, shots, place(methods, group.method), group.label, group.steps)
-
-
-# --- how a group differs from the paper's runs ---
 
 
 def unlike_paper(group: Group) -> list[str]:

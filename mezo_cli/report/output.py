@@ -37,9 +37,6 @@ def make_table(title: str, rows: "Sequence[Mapping[str, str | None]] | pd.DataFr
     return table
 
 
-# --- on the terminal ---
-
-
 def show(comparison: Comparison, console: Console) -> None:
     """Print the tables and, below them, the notes. In a narrow terminal long words are folded; numbers never."""
     for table in comparison.tables:
@@ -57,9 +54,6 @@ def show(comparison: Comparison, console: Console) -> None:
         item = TextTable.grid(padding=(0, 1))  # a hanging indent
         item.add_row("-", note)
         console.print(item)
-
-
-# --- files ---
 
 
 def check_output(path: Path, formats: Collection[str] = FORMATS, option: str = "--out") -> None:

@@ -135,9 +135,6 @@ def _style() -> str:
     return f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
 
 
-# --- one run ---
-
-
 def _section(run: Entry, told: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Return what the template shows of a run: its document, with `settings` as a table, and more."""
     settings = [

@@ -54,9 +54,6 @@ def comparison(
     return group_view(group_runs(entries))
 
 
-# --- runs ---
-
-
 def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
     """Return the cells of each run by column: what it was, the settings in which the runs differ, what it came to."""
     keys = [key for key in telling_keys([run.settings for run in runs]) if key not in SHOWN]
@@ -80,9 +77,6 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
         row["verdict"] = run.verdict or "-"
         rows.append(row)
     return rows
-
-
-# --- groups of runs ---
 
 
 def group_view(groups: Sequence[Group]) -> Comparison:
@@ -202,9 +196,6 @@ def _seed_details(group: Group) -> dict[str, Any]:
         }
         for seed, runs in group.picks.items()
     }
-
-
-# --- the paper's tables ---
 
 
 def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Comparison:
