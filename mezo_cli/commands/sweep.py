@@ -205,10 +205,7 @@ def print_failed(name: str, path: Path) -> None:
 
 def why_not_finished(path: Path) -> str:
     """Return in one line why a job has no result."""
-    if job_status(path) == "missing":
+    found = describe_run(path)
+    if found["status"] == "missing":
         return "it did not start"
-    try:
-        found = read_contents(Run(path))
-        return " ".join(str(found.info.get("error") or found.status).split())
-    except UserError as error:
-        return str(error)
+    return " ".join(str(found["error"] or found["status"]).split())

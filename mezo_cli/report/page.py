@@ -107,11 +107,12 @@ def render(report: Report, progress: Progress) -> str:
     template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run
     facts = {"written": utc_now()[:10], "paper": source, "version": package_version()}
-    return template.render(**content, **facts, style=_style(), script=script, script_hash=script_hash)
+    return template.render(**content, **facts, script=script, script_hash=script_hash)
 
 
 @cache
 def _environment() -> "Environment":
+    """Return what renders a template; `style` is the style sheet, with the colours of both schemes."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -122,17 +123,14 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["numbers"] = lambda row: ", ".join(f"{name} {v:.4g}" for name, v in metrics_of(row).items())
-    return environment
-
-
-def _style() -> str:
-    """Return the style sheet, with the colours of both schemes."""
     light, dark = ("; ".join(f"--{name}: {both[at]}" for name, both in COLOURS.items()) for at in (0, 1))
     swatches = "\n".join(f".s-{name} {{ --swatch: var(--{name}); }}" for name in (*SERIES, "quiet"))
     dark_scheme = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
     text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    return f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
+    style = f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
+    environment.globals["style"] = style
+    environment.filters["numbers"] = lambda row: ", ".join(f"{name} {v:.4g}" for name, v in metrics_of(row).items())
+    return environment
 
 
 def _section(run: Entry, told: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,22 +93,15 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
         if other != sweepers[0]:
             both = f"{' '.join(chosen[0])} and {' '.join(words)}"
             raise UserError(f"{both}: their files sweep over unlike grids; run one at a time")
-    return [*_grid(parsed, grid, list(experiments), config_dir), *parsed], launcher
-
-
-def _grid(
-    parsed: Iterable[Override], params: Mapping[str, str], experiments: Sequence[str], config_dir: str | None
-) -> list[Override]:
     names = {override.name for override in parsed}
-    texts = [f"{key}={values}" for key, values in params.items() if key not in names]
     try:
-        grid = parse(texts, find_choices(config_dir))
-        for override in grid:
+        added = parse([f"{key}={values}" for key, values in grid.items() if key not in names], find_choices(config_dir))
+        for override in added:
             if override.name.startswith("hydra"):
                 raise UserError(f"'{override.text}': Hydra's own keys cannot be swept over")
     except UserError as error:
         raise UserError(f"{error} (hydra.sweeper.params of {', '.join(experiments) or 'a file'})") from error
-    return grid
+    return [*added, *parsed], launcher
 
 
 def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:
