@@ -41,14 +41,11 @@ RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow t
 
 
 class Listed(NamedTuple):
-    """One run of the list: its directory seen from the folder that is listed, what `--json` prints, the run.
+    """One run of the list."""
 
-    A damaged run has none.
-    """
-
-    name: str
-    record: Mapping[str, Any]
-    run: Entry | None = None
+    name: str  # its directory seen from the folder that is listed
+    record: Mapping[str, Any]  # what `--json` prints
+    run: Entry | None = None  # none if it is damaged
 
 
 def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quiet: bool = False) -> None:

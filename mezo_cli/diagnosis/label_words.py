@@ -161,11 +161,7 @@ def separation(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the AUC of the difference of scores for two labels; for more, the mean AUC of each log-probability.
 
     The AUC is the probability that a row of a label scores above one of another; ties count half. Labels without a row
-    are left out.
-
-    Args:
-        scores: [rows, labels].
-        labels: [rows].
+    are left out. `scores` are [rows, labels], `labels` [rows].
     """
     from scipy.special import log_softmax
     from sklearn.metrics import roc_auc_score

@@ -215,11 +215,7 @@ def compare(losses: Losses, eps: float) -> list[Row]:
 def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, noise: float, plain: str) -> float:
     """Judge the error of g at the run's eps and dtype; return the eps that does: it, or the smallest other one.
 
-    Args:
-        rows: from `compare`.
-        eps, dtype: the run's.
-        noise: from `rounding`, at this eps.
-        plain: what float32 stands for in this model.
+    `rows` are from `compare`, `noise` at this eps from `rounding`; `plain`: what float32 stands for in this model.
     """
     of_run = next((row for row in rows if row[:2] == (eps, dtype)), None)
     others = [row for row in rows if row[1] == dtype and row[0] != eps]

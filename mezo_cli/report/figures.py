@@ -83,14 +83,11 @@ FEW = 40  # points up to which each is marked
 
 
 class Drawn(NamedTuple):
-    """What is said about a drawing: its title, and a note on what is seen in it or how it was computed (may be empty).
-
-    The legend has (colour name, text) of each series; none of a single one.
-    """
+    """What is said about a drawing."""
 
     title: str
-    note: str
-    legend: Sequence[tuple[str, str]] = ()
+    note: str  # on what is seen in it or how it was computed; may be empty
+    legend: Sequence[tuple[str, str]] = ()  # (colour name, text) of each series; none of a single one
 
 
 Line = tuple[Group, pd.DataFrame]  # of a panel: see `panels`

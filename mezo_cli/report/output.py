@@ -1,4 +1,4 @@
-"""Write tables and pages to the file that an option names: completely or not at all."""
+"""A comparison on the terminal, and what is written to the file that an option names: completely or not at all."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -41,17 +41,13 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported: the runs, oldest first, the groups that they form, and what was left out.
+    """What is reported."""
 
-    `documents` are by run directory, of the runs that have a section in the page: of many those that were picked, then
-    the newest.
-    """
-
-    runs: Sequence[Entry]
+    runs: Sequence[Entry]  # the oldest first
     groups: Sequence[Group]
     panels: Mapping[str, Sequence[Line]]
-    documents: Mapping[str, Mapping[str, Any]]
-    warnings: Sequence[str]
+    documents: Mapping[str, Mapping[str, Any]]  # by run directory: of many runs those that were picked, then the newest
+    warnings: Sequence[str]  # what was left out
 
 
 def read_report(folders: Sequence[Path], progress: Progress) -> Report:

@@ -25,15 +25,12 @@ class Number(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table: model, shots (0: zero-shot; None: all rows), method, the loss that was minimised, the numbers.
-
-    The loss "-" is that of each task.
-    """
+    """A row of a table."""
 
     model: str
-    shots: int | None
+    shots: int | None  # 0: zero-shot; None: all rows
     method: str
-    loss: str
+    loss: str  # that was minimised; "-": that of each task
     numbers: Mapping[str, Number]
 
     @property

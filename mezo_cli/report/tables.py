@@ -39,10 +39,9 @@ COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of mea
 def comparison(
     folders: Sequence[Path], width: int, warn: Callable[[str], None], table: str | None = None
 ) -> Comparison:
-    """Return a comparison of all runs under `folders`: mean and std over data seeds; or, by name, a table of the paper.
+    """Return a comparison of all runs under `folders`: mean and std over data seeds; or `paper_view` of a table.
 
-    The latter has the runs' results beside its own, and is split where it is wider than `width` characters. `warn` is
-    called for each directory that cannot be read as a run.
+    `warn` is called for each directory that cannot be read as a run.
     """
     entries, warnings = read_runs(folders)
     for text in warnings:
@@ -199,9 +198,9 @@ def _seed_details(group: Group) -> dict[str, Any]:
 
 
 def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Comparison:
-    """Return one of the paper's whole tables with the user's results below its rows.
+    """Return one of the paper's whole tables, by name, with the user's results below its rows.
 
-    A terminal that is too narrow for all tasks gets them in several tables.
+    Where its tasks take more than `width` characters, they come in several tables.
     """
     whole = find_table(table)
     sections = list(dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows))

@@ -72,13 +72,9 @@ def is_begun(path: Path) -> bool:
 
 
 class Workers:
-    """Runs commands in processes of this machine.
+    """Run commands in `at_once` processes of this machine, each with its share of the cores and of the visible GPUs.
 
-    Args:
-        at_once: how many run at a time. Each has its share of the cores and of the visible GPUs.
-        cwd: their working directory.
-        shown: whether what they print is shown.
-        preloaded: the module that the process imports from which they are forked.
+    They are forked from a process that has imported the module `preloaded`; what they print is `shown`, or not.
     """
 
     def __init__(self, at_once: int, cwd: str, shown: bool, preloaded: str) -> None:
