@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from mezo_cli.console import format_duration, make_console
-from mezo_cli.report.frame import Entry, read_runs
+from mezo_cli.report.entries import Entry, read_runs
 from mezo_cli.report.groups import Group, group_runs, mean_score
 from mezo_cli.report.output import Comparison, check_output, csv_text, make_table, show, write_output
 from mezo_cli.report.settings import Point, format_mean, leave_out, shown_value
@@ -190,7 +190,7 @@ def _untrained_row(bench: Bench) -> dict[str, str | None]:
     runs = [run for one in methods for run in one.tests.values()]
     metric = bench.methods[0].group.metric
     dev = [run.dev[0][metric] for run in runs]
-    test = [line[metric] for run in runs for line in run.evaluations if line["split"] == "test_before"]
+    test = [line[metric] for run in runs for line in run.metrics[1] if line["split"] == "test_before"]
     means = {
         name: format_mean(metric, float(np.mean(values)) if values else None)
         for name, values in (("dev best", dev), ("test", test))
