@@ -3,14 +3,7 @@
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidatorFunctionWrapHandler,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, WrapValidator
 
 from mezo_cli.config.base import (
     Conflicts,
@@ -33,7 +26,6 @@ MomentDecay = Annotated[Number, Field(ge=0.0, le=0.9999)]
 SlowMomentDecay = Annotated[Number, Field(ge=0.0, le=0.999999)]
 Samples = Annotated[Positive, Field(le=10_000)]
 CLIP_WINDOW = 100
-AUTO = "auto"
 CLIP_SETTINGS = ("clip_g", "clip_window")  # the header of a trajectory has them apart
 
 
@@ -50,12 +42,8 @@ def _bound(value: Any) -> str:
     return f"q{number:g}" if quantile else repr(number)
 
 
-def _auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
-    """Return `auto`, which is chosen when a run begins (training/rate.py), or what a number becomes."""
-    return value if value == AUTO else number(value)
-
-
-Rate = Annotated[Number, WrapValidator(_auto)]
+# A number, or `auto`, which is replaced when a run begins (training/rate.py).
+Rate = Annotated[Number, WrapValidator(lambda value, number: value if value == "auto" else number(value))]
 NoiseName = Annotated[Text, AfterValidator(NOISES.check), WithJsonSchema({"enum": [*NOISES.rows]})]
 ClipBound = Annotated[str, BeforeValidator(_bound)]
 
@@ -154,11 +142,6 @@ class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
 
     implementation: ClassVar[str] = "mezo_cli.optim.mezo:MezoAdam"
     title: ClassVar[str] = "MeZO-Adam"
-
-    @property
-    def second_moment_is_scalar(self) -> bool:
-        """Whether all elements of v are equal: z^2 = 1, and G has one term."""
-        return self.noise == "rademacher" and self.samples == 1
 
 
 class EsConfig(PerturbationConfig):

@@ -260,7 +260,8 @@ class Adam(Momentum):
         self.scalar_v = 0.0  # the second moment, where it is one number
         self.power1 = self.power2 = 1.0  # b1^t and b2^t, by products: a library's power may differ in the last place
         self._estimate = Scratch()
-        if not estimator.config.second_moment_is_scalar:
+        config = estimator.config
+        if config.noise != "rademacher" or config.samples > 1:  # else z^2 = 1, and all elements of v are equal
             self.moments["v"] = Moment()
 
     def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
