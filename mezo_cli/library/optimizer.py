@@ -186,8 +186,8 @@ class MezoOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict with the step number, the settings and the moments; the model's weights are not."""
-        own = {"steps": self.steps} | {name: getattr(self.settings, name) for name in SAVED}
-        return super().state_dict() | own | self.settings.method_settings() | self._updates.state()
+        settings = {"steps": self.steps} | {name: getattr(self.settings, name) for name in SAVED}
+        return super().state_dict() | settings | self.settings.method_settings() | self._updates.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the step of a state dict, of this run; the model must have the weights of that step."""
@@ -200,10 +200,10 @@ class MezoOptimizer(torch.optim.Optimizer):
             value, other = getattr(self.settings, name), state_dict.get(name, StepSettings.model_fields[name].default)
             if (tuple(other) if isinstance(other, list) else other) != value:
                 raise UserError(f"state_dict: its {name} is {other}, this optimizer's is {value}")
-        own = [group["names"] for group in self.param_groups]
-        if [group.get("names") for group in state_dict["param_groups"]] != own:
+        names = [group["names"] for group in self.param_groups]
+        if [group.get("names") for group in state_dict["param_groups"]] != names:
             raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
-        updates = Updates(self.forward.params, own, self.settings)
+        updates = Updates(self.forward.params, names, self.settings)
         updates.load_state(state_dict, state_dict["steps"])
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self._updates, self.steps = updates, state_dict["steps"]

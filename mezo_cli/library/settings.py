@@ -106,10 +106,10 @@ def _group(model: nn.Module, entry: Any) -> dict[str, Any]:
     chosen = _select(model, entry["params"])
     if not chosen:
         raise UserError("params: no trainable tensor is chosen")
-    own: dict[str, Any] = {name: entry[name] for name in ("lr", "weight_decay") if name in entry}
-    settings = validate(StepSettings, {"name": "mezo", **own}).model_dump()
-    own = {name: settings[name] for name in own}  # Python's own numbers
-    return {**own, "params": list(chosen.values()), "names": list(chosen)}
+    rates: dict[str, Any] = {name: entry[name] for name in ("lr", "weight_decay") if name in entry}
+    settings = validate(StepSettings, {"name": "mezo", **rates}).model_dump()
+    rates = {name: settings[name] for name in rates}  # Python's own numbers
+    return {**rates, "params": list(chosen.values()), "names": list(chosen)}
 
 
 def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
@@ -166,8 +166,8 @@ class Updates:
         for group, (params, optimizer) in zip(groups, self._parts, strict=True):
             if params.tensors:
                 optimizer.config = optimizer.config.replace(weight_decay=group["weight_decay"])
-                own = [(step, grads, lr * group["lr_ratio"]) for step, grads, lr in records]
-                optimizer.apply_updates(params, own)
+                of_group = [(step, grads, lr * group["lr_ratio"]) for step, grads, lr in records]
+                optimizer.apply_updates(params, of_group)
 
     def state(self) -> dict[str, Any]:
         """Return the weight decay that each group has deferred, and the moments where there are some."""

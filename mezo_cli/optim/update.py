@@ -146,17 +146,17 @@ class BlockUpdate(Sgd):
 
     def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
         """Rebuild the state from all steps so far; theta stays."""
-        for some in self.passes(records):
-            planned = [self.plan(params, record) for record in some]
+        for of_pass in self.passes(records):
+            planned = [self.plan(params, record) for record in of_pass]
             for span in params.blocks() if self.moments else ():
                 for step_of in planned:
                     step_of(span)
 
     def apply(self, params: "Params", records: list[StepRecord]) -> None:
         """Update the state, and theta, by each record in order."""
-        for some in self.passes(records):
-            decays = [params.decay.take(self.own_decay(r), moves=r[2] != 0 and any(r[1])) for r in some]
-            planned = [(record[0], self.plan(params, record), self.anchor()) for record in some]
+        for of_pass in self.passes(records):
+            decays = [params.decay.take(self.own_decay(r), moves=r[2] != 0 and any(r[1])) for r in of_pass]
+            planned = [(record[0], self.plan(params, record), self.anchor()) for record in of_pass]
             for span in params.blocks():
                 theta = params.load(span)
                 for (step, step_of, anchor), decay in zip(planned, decays, strict=True):
@@ -170,12 +170,12 @@ class BlockUpdate(Sgd):
 
         steps = max(1, TERMS_PER_PASS // self.draws)
         for first in range(0, len(records), steps):
-            some = records[first : first + steps]
-            for step, _, _ in some:
+            of_pass = records[first : first + steps]
+            for step, _, _ in of_pass:
                 if step != self.next_step:
                     raise RuntimeError(f"it needs every step in order: got step {step}, expected {self.next_step}")
                 self.next_step += 1
-            yield some
+            yield of_pass
 
     def sum_of(self, params: "Params", terms: Terms, span: "Span") -> "Tensor":
         """Return the sum of c z of a span, term by term."""

@@ -333,12 +333,12 @@ class Conformance:
         is the same at every step. It is for comparing steps with the published code, which seeds likewise.
         """
         for noise in set(self.noises()) - {"torch"}:
-            own = {"noise": noise} if "noise" in self.settings_class.model_fields else {}
-            own |= {**self.members(), **self.learning}
-            trial = self.trial(make_config(self.name, lr=self.lr, **own), self.steps)
+            more = {"noise": noise} if "noise" in self.settings_class.model_fields else {}
+            more |= {**self.members(), **self.learning}
+            trial = self.trial(make_config(self.name, lr=self.lr, **more), self.steps)
             before = trial.problem().item()
             trial.train(0, self.steps)
-            after, by = trial.problem().item(), {"lr": self.lr, "steps": self.steps, **own}
+            after, by = trial.problem().item(), {"lr": self.lr, "steps": self.steps, **more}
             assert after < before / 10, f"the error went from {before:.4g} to {after:.4g}, not to a tenth, with {by}"
 
     # --- helpers ---

@@ -117,8 +117,8 @@ class Evaluations:
         evaluations = {split: self.at_best(session, split) for split in self.rows}
         self.untrained = {name: evaluation.values for name, evaluation in evaluations.items()}
         self.run_log.save_values(UNTRAINED, self.untrained)
-        known = not run.writes or any(line.get("split") == TEST_BEFORE for line in run.metrics())
-        if "test" in evaluations and not known:
+        is_logged = not run.writes or any(line.get("split") == TEST_BEFORE for line in run.metrics())
+        if "test" in evaluations and not is_logged:
             self.run_log.evaluation(TEST_BEFORE, 0, evaluations["test"])
             run.lines.sync()
 

@@ -123,7 +123,7 @@ def race(prepared: Prepared, rate: float, tick: Callable[[], None]) -> Evaluatio
         raise UserError(
             f"optimizer.lr=auto: train has {len(train)} rows; {HELD_OUT} or more are needed to hold one out"
         )
-    held, rows = ([train[i] for i in sorted(some)] for some in (order[:count], order[count:]))
+    held, rows = ([train[i] for i in sorted(numbers)] for numbers in (order[:count], order[count:]))
     optimizer.config = optimizer.config.replace(lr=rate)
     optimizer.keep_start(session.params)
     sampler = make_sampler(config, rows)

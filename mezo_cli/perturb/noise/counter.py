@@ -79,14 +79,14 @@ class CounterNoise:
         tiles_per_row = max(1, width // tile) if aligned else (width + tile - 2) // tile + 1  # at most
         max_rows = max(1, self._call_size(device) // tile // tiles_per_row)
         for start in range(0, len(rows), max_rows):
-            some = rows[start : start + max_rows]
-            begin = some.to(device) * width
+            numbers = rows[start : start + max_rows]
+            begin = numbers.to(device) * width
             first = begin // tile
             tiles = (first[:, None] + _numbers(tiles_per_row, device)).to(torch.int32)
-            cz = self._draw_tiles(direction, name, tiles.view(-1), c).view(len(some), tiles_per_row * tile)
+            cz = self._draw_tiles(direction, name, tiles.view(-1), c).view(len(numbers), tiles_per_row * tile)
             if tiles_per_row * tile != width:
                 cz = cz.gather(1, (begin - first * tile)[:, None] + _numbers(width, device))
-            values = theta[some]
+            values = theta[numbers]
             cz = cz.reshape(values.shape).to(theta.device)
             for sign, out in zip((1, -1), outs, strict=False):
                 out[start : start + max_rows] = torch.add(values, cz, alpha=sign)
@@ -161,8 +161,8 @@ class CounterNoise:
         most = self._call_size(device) // self.tile
         keys = _same_keys(direction.seed, name, 1 << max(0, min(most, len(tiles)) - 1).bit_length(), device)
         rest = (self._directions(direction.step, direction.sample, device), self._scaled_for_forwards(c, device))
-        for some, part in zip(tiles.split(most), cz.split(most), strict=True):
-            self._kernels.add(part.view(-1), some, keys[: len(some)], *rest)
+        for of_call, part in zip(tiles.split(most), cz.split(most), strict=True):
+            self._kernels.add(part.view(-1), of_call, keys[: len(of_call)], *rest)
         return cz[:count]
 
     def _call_size(self, device: torch.device) -> int:
