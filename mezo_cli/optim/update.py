@@ -1,4 +1,4 @@
-"""The updates: SGD, momentum and Adam, on an estimate G = sum c z, of which `estimate` of the optimizer says the terms.
+"""The updates that take an estimate G = sum c z of an optimizer: SGD, momentum, Adam, and their moments in memory.
 
 The state of an update follows from the records of all steps, so that training, a resumed run and a replay compute the
 same bits. Weight decay is applied as in mezo.py, whatever the update: it acts on theta alone, never on a moment.

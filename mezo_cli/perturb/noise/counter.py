@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from math import prod
 
 import torch
@@ -19,6 +18,13 @@ from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 Device = torch.device | str
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
+
+
+_same_keys = keep(
+    lambda seed, name, count, device: torch.full((count,), packed_key(seed, name), dtype=torch.int64, device=device),
+    256,
+)
+_numbers = keep(lambda count, device: torch.arange(count, device=device), 64)
 
 
 class CounterNoise:
@@ -41,7 +47,7 @@ class CounterNoise:
         self._directions, self._scaled, self._decays, self._scaled_for_forwards = (
             keep(step_sample, 1024),
             keep(scaled, 64),
-            keep(_decay_tensor, 64),
+            keep(lambda value, device: torch.full((), to_float32(value), dtype=torch.float64, device=device), 64),
             keep(scaled, 2),  # eps is the same in every step
         )
 
@@ -168,22 +174,6 @@ class CounterNoise:
     def _call_size(self, device: torch.device) -> int:
         """Return how many elements one call of a kernel should process."""
         return call_size(self._kernels.max_tiles * self.tile, device)
-
-
-@lru_cache(maxsize=256)
-@torch.inference_mode(False)
-def _same_keys(seed: int, name: str, count: int, device: torch.device) -> Tensor:
-    return torch.full((count,), packed_key(seed, name), dtype=torch.int64, device=device)
-
-
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device)
-
-
-def _decay_tensor(value: float, device: torch.device) -> Tensor:
-    return torch.full((), to_float32(value), dtype=torch.float64, device=device)
 
 
 def _part(tensor: Tensor, chunk: slice) -> Tensor:
