@@ -194,21 +194,17 @@ class Params:
             for span in self._begin_pass(MAX_ELEMENTS if in_half else None):
                 if in_half and self.fuses and one_each and isinstance(self.noise, CounterNoise):
                     self.noise.update_and_round_(span, of_pass, with_decays)
-                elif in_half:
-                    self._update_and_round(span, of_pass, with_decays)
+                elif in_half:  # one rounding per step
+                    theta = self.load(span)
+                    for of_step, of_decays in split_steps(of_pass, with_decays):
+                        self.noise.update_(span, theta, of_step, of_decays, decay_in_float64=True)
+                        self.round_(span, theta, of_step[0][0])
+                    self.store(span, theta)
                 else:
                     self.noise.update_(span, span.theta, of_pass, with_decays, decay_in_float64=True)
             for name in self.nonnegative:
                 if name in self.tensors:
                     self.tensors[name].data.clamp_(min=0.0)
-
-    def _update_and_round(self, span: Span, terms: Sequence[Term], decays: Sequence[float]) -> None:
-        """Update a span of theta in half precision, with one rounding per step."""
-        theta = self.load(span)
-        for of_step, with_decays in split_steps(terms, decays):
-            self.noise.update_(span, theta, of_step, with_decays, decay_in_float64=True)
-            self.round_(span, theta, of_step[0][0])
-        self.store(span, theta)
 
     def blocks(self) -> list[Span]:
         """Begin a pass, and return theta in spans that suit the device.
