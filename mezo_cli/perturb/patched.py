@@ -182,11 +182,7 @@ class Patches:
         """Run an embedding; only the rows that the batch looks up are perturbed, or rounded."""
         if mode == NOTED:
             return self._noting(patched, self._embedding_way)
-        weight, look_up, dtype = (
-            patched.module.get_parameter("weight"),
-            patched.__wrapped__,
-            self._forward.compute_dtype,
-        )
+        weight, look_up = patched.module.get_parameter("weight"), patched.__wrapped__
         if mode != THETA and self.is_perturbed(weight):
             return _refuse if mode == BOTH else partial(self._perturbed_rows, weight, mode == PAIRED)
         dtype = self._forward.compute_dtype

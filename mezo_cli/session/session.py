@@ -2,10 +2,10 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ from mezo_cli.perturb.params import Params
 
 
 @dataclass
-class Session:
+class Session(AbstractContextManager["Session"]):
     """A loaded model with its trainable parameters, objective, optimizer and input encoder.
 
     It owns the model: `with opened(...) as session:` drops it at the end, and using it afterwards is an error.
@@ -46,9 +46,6 @@ class Session:
     encoder: Any
     ranks: Ranks = ALONE
     at: int = 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *of_error: object) -> None:
         self.close()

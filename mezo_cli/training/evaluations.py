@@ -95,9 +95,8 @@ class Evaluations:
         if "test" not in self.rows:
             self.last_dev = step, evaluation.values
             run_log.save_values(LAST_DEV, {"dev": evaluation.values})
-        kept = [record for record in evaluation.records[: session.objective.kept_records] if record]
-        if not config.data.store_texts:
-            kept = []
+        count = session.objective.kept_records if config.data.store_texts else 0
+        kept = [record for record in evaluation.records[:count] if record]
         if kept:
             run_log.run.log_completions(step, kept)
         run_log.evaluation("dev", step, evaluation)
