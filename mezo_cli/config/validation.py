@@ -24,7 +24,14 @@ def build(values: Mapping[str, Any], overridden: Collection[str] = ()) -> Config
     """
     groups = {group: choose(group, values.get(group, {}), overridden) for group in CHOICES}
     config = validate(Config, {**values, **groups})
-    config = config if config.forwards is None else config.replace(steps=_steps_within(config, config.forwards))
+    if config.forwards is not None:
+        chosen, first, most = f"optimizer={config.optimizer.name}", config.passes(1, 1), config.forwards
+        if not first:
+            raise SettingError("forwards", f"forwards={most}: {chosen} takes no step: leave it out")
+        if first > most:
+            why = f"a step of {chosen} takes {first} forwards"
+            raise SettingError("forwards", f"forwards={most}: {why}: give {first} or more")
+        config = config.replace(steps=bisect_right(range(most + 1), most, key=lambda n: config.passes(n, n)) - 1)
     if config.model.compute_dtype is None and config.model.dtype == "float32":  # that of theta on every device
         config = config.replace(model=config.model.replace(compute_dtype="float32"))
     check_rules(config)
@@ -62,17 +69,6 @@ def defaults(names: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Return the default of every key as plain nested values; of the choices of groups, where their names are given."""
     chosen = {group: choose(group, {"name": name}) for group, name in names.items() if name in CHOICES[group].names}
     return to_dict(Config().replace(**chosen))
-
-
-def _steps_within(config: Config, forwards: int) -> int:
-    """Return the most steps whose forwards and backwards do not exceed `forwards`."""
-    chosen, first = f"optimizer={config.optimizer.name}", config.passes(1, 1)
-    if not first:
-        raise SettingError("forwards", f"forwards={forwards}: {chosen} takes no step: leave it out")
-    if first > forwards:
-        why = f"a step of {chosen} takes {first} forwards"
-        raise SettingError("forwards", f"forwards={forwards}: {why}: give {first} or more")
-    return bisect_right(range(forwards + 1), forwards, key=lambda n: config.passes(n, n)) - 1
 
 
 def check_installed(loggers: Iterable[str] = (), quantize: str = "none") -> None:

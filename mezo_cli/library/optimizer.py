@@ -236,10 +236,16 @@ class MezoOptimizer(torch.optim.Optimizer):
         if loss.grad_fn is not None:
             self.unreachable = self.forward.params.select_reachable(loss)
         del loss  # and its graph
-        direction = Direction(self.settings.seed, self.steps)
-        self.uncovered = find_uncovered(self.forward, closure, direction, self.settings.eps)
+        params, direction = self.forward.params, Direction(self.settings.seed, self.steps)
+        reads = _PlainReads(params.tensors)
+        # What forwards call of the noise runs outside the watch: it has to read theta, and may compile its kernels.
+        methods = {name: _disable_current_modes()(getattr(params.noise, name)) for name in ("perturb", "perturb_rows")}
+        unwatched = swapped("noise", {params: SimpleNamespace(has_factors=False, **methods)})
+        with unwatched, self.forward.perturbed(direction, self.settings.eps, (1,)), reads:
+            closure()
+        self.uncovered = [name for name in params.tensors if name in reads.names_read]
         self.forward.perturb_whole(self.uncovered)
-        self._updates.keep(self.forward.params.tensors)
+        self._updates.keep(params.tensors)
         if self.unreachable:
             left = len(self.unreachable) - NAMES_SHOWN
             shown = join(self.unreachable[:NAMES_SHOWN]) + (f" and {left} more" if left > 0 else "")
@@ -356,20 +362,6 @@ class _ActivationNeededError(Exception):
 
 def _refuse_activation(packed: None) -> Tensor:
     raise _ActivationNeededError
-
-
-def find_uncovered(forward: PerturbedForward, run: Callable[[], object], direction: Direction, eps: float) -> list[str]:
-    """Run a forward with perturbed weights and return the names of the tensors whose plain values it reads.
-
-    Every operation that the forward dispatches is looked at, except the noise's own. `run` runs the model once.
-    """
-    reads, noise = _PlainReads(forward.params.tensors), forward.params.noise
-    # What forwards call of the noise runs outside the watch: it has to read theta, and may compile its kernels.
-    methods = {name: _disable_current_modes()(getattr(noise, name)) for name in ("perturb", "perturb_rows")}
-    unwatched = swapped("noise", {forward.params: SimpleNamespace(has_factors=False, **methods)})
-    with unwatched, forward.perturbed(direction, eps, (1,)), reads:
-        run()
-    return [name for name in forward.params.tensors if name in reads.names_read]
 
 
 class _PlainReads(TorchDispatchMode):
