@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from json import JSONEncoder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,8 @@ def finetune(
     from mezo_cli.config.own_code import REWARD, with_own_code
     from mezo_cli.config.stored import to_yaml
     from mezo_cli.console import console_logging, make_console
-    from mezo_cli.data.memory import FILES, in_memory, json_lines
+    from mezo_cli.data.memory import FILES, in_memory, table_of
+    from mezo_cli.data.table import read_columns
     from mezo_cli.runs import Run
 
     fresh = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{task}-api-{uuid.uuid4().hex[:6]}"
@@ -102,8 +104,13 @@ def finetune(
     if reward is not None and not isinstance(reward, str):
         config = with_own_code(config, {REWARD: dict(reward) if isinstance(reward, Mapping) else reward})
     given = {"train": train_dataset, "test": eval_dataset} if from_memory else {}
-    rows = {split: json_lines(FILES[split], of, config.data_task) for split, of in given.items() if of is not None}
-    if rows and not config.data.store_texts:
+    data_task = config.data_task
+    tables = {
+        split: table_of(FILES[split], of, data_task, read_columns(data_task))
+        for split, of in given.items()
+        if of is not None
+    }
+    if tables and not config.data.store_texts:
         raise UserError("data.store_texts=false: rows from memory are kept in the run directory: give files")
     Run.check_free(folder)
     if not from_memory:
@@ -111,9 +118,9 @@ def finetune(
     run = Run.create(folder, to_yaml(config), [sys.argv[0], "finetune", *words, *overrides])
 
     def store() -> None:
-        for split, lines in rows.items():
-            run.save_rows(split, lines)
-        if rows:  # which it may read
+        for split, table in tables.items():
+            run.save_rows(split, table.export(JSONEncoder().default if data_task.labels else str))  # default: TypeError
+        if tables:  # which it may read
             check_new_run(config)
 
     console = make_console()
@@ -135,10 +142,10 @@ class LoadedRun:
     """
 
     def __init__(self, session: "Session") -> None:
-        from mezo_cli.data.texts import read_columns
+        from mezo_cli.data.texts import prompt_columns
 
         self._session = session
-        self.labels, self.columns = list(session.config.task.labels), read_columns(session.config.data_task)
+        self.labels, self.columns = list(session.config.task.labels), prompt_columns(session.config.data_task)
 
     def __enter__(self) -> "LoadedRun":
         return self
@@ -164,12 +171,10 @@ class LoadedRun:
             rows: texts; for a task of several columns mappings of them, or sequences in the order of `columns`. Or as
                 `finetune` takes them: a `datasets.Dataset`, a DataFrame, a dict of columns; no label is needed.
         """
-        from mezo_cli.data.memory import rows_of
-        from mezo_cli.data.texts import from_row
+        from mezo_cli.data.texts import from_memory
 
         config = self._session.config
-        rows = rows_of("rows", rows, config.data_task)
-        examples = [from_row(row, f"row {number}", config.data_task) for number, row in enumerate(rows)]
+        examples = from_memory(rows, config.data_task)
         with keeping_matmul_precision(config.model.matmul_precision):
             return self._session.predict(examples)
 

@@ -104,10 +104,13 @@ def test_predict_takes_rows_as_finetune_does(roberta: Path) -> None:
     expected = loaded.predict(texts)
     assert [one.columns["sentence"] for one in expected] == texts
     assert all(loaded.predict(form) == expected for form in forms)
-    for form, part in {"one text": "^rows: one str", ("a", 5): "^row 1: not a text"}.items():
+    for form, part in {
+        "one text": "^rows: one str",
+        ("a", 5): "^rows, row 1: a int where a text or a mapping of sentence",
+    }.items():
         with pytest.raises(UserError, match=part):
             loaded.predict(form)
-    for mapping, part in (({"sentence": "a"}, "one mapping, with a str"), ({"text": ["a"]}, "row 0: no column 'sent")):
+    for mapping, part in (({"sentence": "a"}, "one mapping, with a str"), ({"text": ["a"]}, "^rows: no column 'sent")):
         with pytest.raises(UserError, match=part):
             loaded.predict(mapping)
 

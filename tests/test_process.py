@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.process import versions
+from mezo_cli.process import memory, versions
 from tests.command_line import environment
 
 # Free a small block between two that stay, often: glibc keeps such blocks, and malloc_trim(0) returns their pages.
@@ -76,3 +76,30 @@ def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pyt
     assert git_state() == (subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip(), False)
     (package / "code.py").write_text("2\n")
     assert git_state()[1] is True
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 8000 * 1024),
+        ({"a/b/memory.max": "max", "a/memory.max": "5000", "a/memory.current": "2000"}, 3000),
+        ({"a/b/memory.max": "9000", "a/b/memory.current": "8500", "a/b/memory.stat": "anon 1\ninactive_file 200"}, 700),
+        ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "150"}, 0),
+    ],
+)
+def test_free_memory_is_the_least_of_the_machine_and_the_cgroups(
+    files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = {
+        "proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n",
+        "proc/self/cgroup": "4:memory:/x\n0::/a/b\n",
+    }
+    stats = {f"{name.rpartition('/')[0]}/memory.stat": "" for name in files}
+    for name, text in {**proc, **{f"cgroup/{name}": text for name, text in {**stats, **files}.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    assert memory.free_memory() == free
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    assert memory.free_memory() is None

@@ -36,6 +36,8 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
         config = job.config
         if config.optimizer.picks_rate:
             raise UserError("optimizer.lr=auto: doctor judges a rate that is given; give a number")
+        if config.picks_micro_batch:
+            raise UserError("micro_batch_size=auto: doctor measures the memory of a number that is given; give one")
         log.info("loading %s and its data; the checks come after that, --seconds %g", _short(config), seconds)
         import_torch()
         from mezo_cli.diagnosis.prepared import diagnose, prepare_run

@@ -39,9 +39,10 @@ def execute(
             prepare()
         run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()
-        from mezo_cli.training import loop, precision, rate  # they import torch
+        from mezo_cli.training import loop, micro_batch, precision, rate  # they import torch
 
         config, before = precision.with_compute_dtype(config, run), 0.0
+        config = micro_batch.with_chosen_micro_batch(config, run)
         if config.optimizer.picks_rate:
             config, before = rate.with_chosen_rate(config, run)
         summary = loop.train(config, run, console, before)

@@ -104,7 +104,7 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
     No prediction is kept: the lines may come for ever (`tail -f`).
     """
     task = session.config.data_task
-    columns = texts.read_columns(task)
+    columns = texts.prompt_columns(task)
     if sys.stdin.isatty() and not quiet:
         fields = f", its {join(columns)} separated by tabs" if len(columns) > 1 else ""
         print_line(f"one text per line{fields}; Ctrl-D ends", sys.stderr)
@@ -144,5 +144,5 @@ def _text_of(predictions: Sequence["Predicted"], task: TaskConfig, suffix: str) 
     """Return the content of a file of one of the `FORMATS`."""
     if suffix == ".jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(predictions))
-    columns = texts.read_columns(task)
+    columns = texts.prompt_columns(task)
     return csv_text([{**{name: str(one.columns[name]) for name in columns}, **one.figures()} for one in predictions])

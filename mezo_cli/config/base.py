@@ -12,11 +12,12 @@ from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidatorFunctionWrapHandler
 from pydantic_core import PydanticCustomError
 
 from mezo_cli.errors import SHOWN_CHARACTERS, UserError, shorten
 
+AUTO = "auto"  # chosen when a run begins
 MISSING = "???"  # as in OmegaConf: a value has to be given
 Conflicts = Iterator[tuple[str, str]]  # a key, and why its value does not go with other settings
 SHUFFLED = "shuffled:"  # before the name of a reward: the null control
@@ -112,6 +113,11 @@ def own_function(value: Any) -> Any:
     shuffled = SHUFFLED if value.startswith(SHUFFLED) else ""
     place, _, function = value.removeprefix(SHUFFLED).rpartition(":")
     return f"{shuffled}{own_path(place)}:{function}" if place.endswith(".py") else value
+
+
+def number_or_auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
+    """Return `auto`, or what a number becomes."""
+    return value if value == AUTO else number(value)
 
 
 Entry = Annotated[str, BeforeValidator(_entry)]  # of a list or of pairs: it may be empty

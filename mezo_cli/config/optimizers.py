@@ -15,6 +15,7 @@ from mezo_cli.config.base import (
     PositiveNumber,
     Text,
     Whole,
+    number_or_auto,
     refused,
 )
 from mezo_cli.config.registry import NOISES
@@ -42,8 +43,7 @@ def _bound(value: Any) -> str:
     return f"q{number:g}" if quantile else repr(number)
 
 
-# A number, or `auto`, which is replaced when a run begins (training/rate.py).
-Rate = Annotated[Number, WrapValidator(lambda value, number: value if value == "auto" else number(value))]
+Rate = Annotated[Number, WrapValidator(number_or_auto)]
 NoiseName = Annotated[Text, AfterValidator(NOISES.check), WithJsonSchema({"enum": [*NOISES.rows]})]
 ClipBound = Annotated[str, BeforeValidator(_bound)]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema, WrapValidator
 
 from mezo_cli.config.base import (
     MISSING,
@@ -29,6 +29,7 @@ from mezo_cli.config.base import (
     Settings,
     Text,
     Whole,
+    number_or_auto,
     own_path,
 )
 from mezo_cli.config.registry import LOGGERS, LOSSES, METRICS
@@ -426,7 +427,9 @@ class Config(Settings):
         None, description="in place of steps: the most forwards (and backwards) of the batch; null: steps"
     )
     batch_size: Positive = Field(64, description="rows per training step")
-    micro_batch_size: Positive | None = Field(None, description="most rows per forward, in evaluations too; null: all")
+    micro_batch_size: Annotated[Positive, WrapValidator(number_or_auto)] | None = Field(
+        None, description="most rows per forward, in evaluations too; null: all; `auto`: the most that fit"
+    )
     eval_batch_size: Positive = Field(64, description="rows per forward of an evaluation")
     eval_every: NotNegative = Field(10_000, description="steps between evaluations on dev; 0: before and after them")
     eval_at_forwards: list[Positive] = Field(
@@ -468,6 +471,15 @@ class Config(Settings):
         """The metric of results: that which picks the best checkpoint, or the task's if the loss picks it."""
         of_task = self.task.metric or self.objective.default_metric
         return of_task if self.chosen_metric == "loss" else self.chosen_metric
+
+    @property
+    def picks_micro_batch(self) -> bool:
+        """Whether micro_batch_size is `auto`, until the most rows that fit are known."""
+        return isinstance(self.micro_batch_size, str)
+
+    def rows_per_forward(self, rows: int) -> int:
+        """Return the most rows of a forward, of so many; all where no run has chosen what fits yet."""
+        return rows if self.micro_batch_size is None or self.picks_micro_batch else self.micro_batch_size
 
     def order_of(self, metric: str) -> int:
         """Return 1 for a metric of which the highest value is the best, -1 for one of which the lowest is."""

@@ -8,12 +8,12 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import TaskConfig
-from mezo_cli.data.table import ABSENT, Table, csv_line, read_columns
+from mezo_cli.data.table import ABSENT, LINE, ROW, Table, csv_line, read_columns
 from mezo_cli.errors import UserError, join
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
@@ -60,7 +60,7 @@ def _tsv(path: Path, text: str, task: TaskConfig) -> Table:
     numbers = range(first, first + len(rows))
     for row, number in zip(rows, numbers, strict=True):
         _check_count(f"{path}:{number}", row.count("\t") + 1, columns)
-    return Table(path.name, str(path), ".tsv", columns, rows, numbers, header, True, not has_header, ("files",))
+    return Table(path.name, str(path), ".tsv", columns, rows, numbers, header, LINE, not has_header, ("files",))
 
 
 def _csv(path: Path, text: str, task: TaskConfig) -> Table:
@@ -81,7 +81,7 @@ def _csv(path: Path, text: str, task: TaskConfig) -> Table:
         _check_count(f"{path}:{number}", len(row), columns)
     if has_header:
         return Table(path.name, str(path), ".csv", columns, rows[1:], numbers[1:], csv_line(columns))
-    return Table(path.name, str(path), ".csv", columns, rows, numbers, "", True, True, ("files",))
+    return Table(path.name, str(path), ".csv", columns, rows, numbers, "", LINE, True, ("files",))
 
 
 def _columns(path: Path, first: list[str], task: TaskConfig) -> tuple[list[str], bool]:
@@ -123,18 +123,25 @@ def _json(path: Path, text: str, task: TaskConfig) -> Table:
         place, kind = (number, "object") if has_lines else (getattr(error, "lineno", 1), "array")
         needed = "" if kind == "array" else "; one object per row is needed, each in a line of its own"
         raise UserError(f"{path}:{place}: not a JSON {kind}: {error}{needed}") from None
-    columns: dict[str, None] = {}  # an ordered set: every key of any row
+    place = LINE if has_lines else ROW
     for number, record in rows:
         if not isinstance(record, dict):
-            location = f"{path}:{number}" if has_lines else f"{path} row {number}"
-            raise UserError(f"{location}: damaged row: a JSON object is needed, not {type(record).__name__}")
-        columns.update(dict.fromkeys(record))
+            where = place.format(path, number)
+            raise UserError(f"{where}: damaged row: a JSON object is needed, not {type(record).__name__}")
     if task.labels and len(rows) == 1 and all(isinstance(value, dict | list) for value in rows[0][1].values()):
         why = "this is one object, of columns (pandas: to_json(FILE, orient='records'))"
         raise UserError(f"{path}: one object per row is needed, and {why}")
-    fields = [tuple(record.get(name, ABSENT) for name in columns) for _, record in rows]
-    numbers = [number for number, _ in rows]
-    return Table(path.name, str(path), ".jsonl", list(columns), fields, numbers, has_lines=has_lines)
+    numbers, records = zip(*rows, strict=True) if rows else ((), ())
+    return records_table(path.name, str(path), records, numbers, place)
+
+
+def records_table(
+    name: str, path: str, records: Sequence[Mapping[str, Any]], numbers: Sequence[int], place: str
+) -> Table:
+    """Return mappings as a table with every key of any of them; the other arguments are those of `Table`."""
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    fields = [tuple(record.get(name, ABSENT) for name in columns) for record in records]
+    return Table(name, path, ".jsonl", columns, fields, numbers, place=place)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -158,10 +165,11 @@ def _parquet(paths: Sequence[Path]) -> Table:
     return arrow_table(name, str(paths[0].with_name(name)), table)
 
 
-def arrow_table(name: str, path: str, table: Any, **options: Any) -> Table:
+def arrow_table(name: str, path: str, table: Any, place: str = ROW, first: int = 1, **options: Any) -> Table:
     """Return a pyarrow table. Integers of a ClassLabel become names: the hub's class order is not the task's.
 
-    The names are in the metadata that the `datasets` library writes; `options` are further fields of `Table`.
+    The names are in the metadata that the `datasets` library writes. `first` is the number of the first row,
+    `options` are further fields of `Table`.
     """
     try:
         features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
@@ -172,12 +180,24 @@ def arrow_table(name: str, path: str, table: Any, **options: Any) -> Table:
         feature = features.get(column)
         is_class = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         names = feature.get("names") or [] if is_class else []
-        values.append([class_name(value, names) for value in table.column(column).to_pylist()])
+        of_rows = table.column(column).to_pylist()  # -1 and null of a row without a label stay as they are
+        is_name = (isinstance(value, int) and 0 <= value < len(names) for value in of_rows)
+        values.append([names[value] if named else value for value, named in zip(of_rows, is_name, strict=True)])
     rows = list(zip(*values, strict=True))
-    numbers = range(1, len(rows) + 1)
-    return Table(name, path, ".jsonl", table.column_names, rows, numbers, has_lines=False, **options)
+    return Table(
+        name, path, ".jsonl", table.column_names, rows, range(first, first + len(rows)), place=place, **options
+    )
 
 
-def class_name(value: Any, names: Sequence[str]) -> Any:
-    """Return the name of a ClassLabel's integer; any other value (-1 for a row without a label, null) as it is."""
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+def of_dataset(dataset: Any) -> Any:
+    """Return the rows of a data set, or of a stream of one, as a pyarrow table with the names of its classes."""
+    import pyarrow
+
+    found = dataset.with_format("arrow")
+    table = (
+        found[:]
+        if hasattr(found, "__len__")
+        else pyarrow.concat_tables([*found.iter(batch_size=100)] or [pyarrow.table({})])
+    )
+    features = dataset.features
+    return table if features is None else table.replace_schema_metadata(features.arrow_schema.metadata)

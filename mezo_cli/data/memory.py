@@ -6,13 +6,12 @@ What looks like them, one row, one text or a mapping of splits, is refused by na
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from json import JSONEncoder
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import TaskConfig
-from mezo_cli.data.files import class_name
-from mezo_cli.data.table import read_columns, row_json
+from mezo_cli.data.files import arrow_table, of_dataset, records_table
+from mezo_cli.data.table import ITEM, Table
 from mezo_cli.errors import UserError, join
 
 Rows = Iterable[Any] | Mapping[str, Sequence[Any]]
@@ -20,44 +19,46 @@ FILES = {"train": "train_dataset", "test": "eval_dataset"}  # split, of which a 
 FORMS = "rows are a list of mappings, a datasets.Dataset, a DataFrame, or a mapping of columns, which are lists"
 
 
-def rows_of(name: str, given: Any, task: TaskConfig) -> list[Any]:
-    """Return rows, most of them mappings of columns; the caller says what else each may be.
+def table_of(name: str, given: Any, task: TaskConfig, columns: Sequence[str], nameless: bool = False) -> Table:
+    """Return rows as a table, whose places are `NAME, row 0` and so on. Classes of a `Dataset` are their names.
 
-    Columns of a `Dataset` that the task does not read are None: they are not decoded. Its classes are their names.
+    Args:
+        name: the argument that gave them.
+        given: the rows.
+        task: its other columns are left out where it has labels, unless one that is read is not there: the error that
+            follows names them all.
+        columns: those that are read.
+        nameless: whether a row may also be a text, or a sequence in the order of `columns`.
     """
     if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
         raise UserError(f"{name}: one {type(given).__name__}: {FORMS}; one text or row is given as [it]")
-    if hasattr(given, "notna") and hasattr(given, "columns"):  # a DataFrame, where NaN, NaT and NA are missing values
-        given = given.astype(object).where(given.notna(), None).to_dict("list")
-    if isinstance(given, Mapping):
-        return _of_columns(name, given)
-    if not hasattr(given, "with_format"):
-        return list(given)
-    rows, columns, features = given.with_format(None), given.column_names or [], given.features or {}
-    if columns:  # a stream may not know them
-        rows = rows.select_columns(_read(columns, task) or columns)
-    classes = {column: feature.names for column, feature in features.items() if hasattr(feature, "names")}
-    named = ({column: class_name(value, classes.get(column, ())) for column, value in row.items()} for row in rows)
-    return [dict.fromkeys(columns) | row for row in named]
+    if hasattr(given, "with_format") and not isinstance(given, Mapping):
+        known = given.column_names or []  # a stream may not know them
+        table = arrow_table(
+            name, name, of_dataset(given.select_columns(_kept(known, task, columns)) if known else given), ITEM, 0
+        )
+    else:
+        if hasattr(given, "notna") and hasattr(
+            given, "columns"
+        ):  # a DataFrame, where NaN, NaT and NA are missing values
+            given = given.astype(object).where(given.notna(), None).to_dict("list")
+        rows = _of_columns(name, given) if isinstance(given, Mapping) else list(given)
+        names = columns if nameless else ()
+        records = [_record(row, f"{name}, row {number}", names) for number, row in enumerate(rows)]
+        table = records_table(name, name, records, range(len(records)), ITEM)
+    return table.select(_kept(table.columns, task, columns))
 
 
-def json_lines(name: str, given: Any, task: TaskConfig) -> list[str]:
-    """Return rows as the lines of a JSONL file of the columns that the task reads.
-
-    Where one is not there, the others are null, so that the reader of the file names all of them.
-    """
-    rows = rows_of(name, given, task)
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise UserError(f"{name}, row {number}: a {type(row).__name__} where a mapping of columns is expected")
-    columns = dict.fromkeys(column for row in rows for column in row)
-    read = _read(columns, task)
-    kept = read if {*read_columns(task)} <= {task.rename.get(column, column) for column in read} else columns
-    other = JSONEncoder().default if task.labels else str  # which raises TypeError
-    return [
-        row_json({c: row[c] if c in read else None for c in kept if c in row}, f"{name}, row {number}", other)
-        for number, row in enumerate(rows)
-    ]
+def _record(row: Any, where: str, columns: Sequence[str]) -> Mapping[Any, Any]:
+    """Return a row as a mapping: a text or a sequence is that of the columns, if there are any."""
+    if isinstance(row, Mapping):
+        return row
+    if isinstance(row, str) and len(columns) == 1:
+        return {columns[0]: row}
+    if isinstance(row, Sequence) and not isinstance(row, str) and columns and len(row) == len(columns):
+        return dict(zip(columns, row, strict=True))
+    one = "a text or " * (len(columns) == 1) + f"a mapping of {join(columns) or 'columns'}"
+    raise UserError(f"{where}: a {type(row).__name__} where {one} is expected")
 
 
 def in_memory(text: str, folder: Path) -> str:
@@ -83,7 +84,7 @@ def _of_columns(name: str, given: Mapping[Any, Any]) -> list[dict[Any, Any]]:
     return [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
 
 
-def _read(columns: Iterable[Any], task: TaskConfig) -> list[Any]:
-    """Return those of some columns that the task reads, renamed or not: all for a task without labels."""
-    wanted = {*read_columns(task)}
-    return [column for column in columns if not task.labels or task.rename.get(column, column) in wanted]
+def _kept(names: Sequence[str], task: TaskConfig, columns: Sequence[str]) -> Sequence[str]:
+    """Return the columns that are read, under their own names; all for a task without labels, or if one is missing."""
+    read = [name for name in names if task.rename.get(name, name) in columns]
+    return read if task.labels and {*columns} <= {task.rename.get(name, name) for name in read} else names

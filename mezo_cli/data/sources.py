@@ -30,21 +30,9 @@ def open_source(task: TaskConfig, data: DataConfig) -> Source:
     """
     if not isinstance(data, FilesConfig):
         return _open_demo(task) if data.name == "demo" else _open_hub(task)
-    if data.dir is None:
-        raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")
-    root = Path(data.dir).expanduser()
     try:
-        if root.is_file():
-            if root.suffix not in files.SUFFIXES:
-                raise UserError(f"{root}: unknown file extension; allowed: {join(files.SUFFIXES)}")
-            return Source(_open_rows([root], task))
-        if not root.exists():
-            near = did_you_mean(root.name, [p.name for p in root.parent.iterdir()]) if root.parent.is_dir() else ""
-            raise UserError(f"data.dir={data.dir}: no such file or folder{near}; it is relative to {Path.cwd()}")
-        if not root.is_dir():
-            raise UserError(f"data.dir={data.dir}: this is neither a folder nor a regular file")
-        own = root / task.files.folder if task.files.folder else root
-        return _open_folder(own if own.is_dir() and not _find(root, ["train"]) else root, task, data)
+        train = _train_files(task, data)
+        return Source(_open_rows(train, task)) if train == [_root(data)] else _open_folder(train, task, data)
     except PermissionError as error:
         raise UserError(f"data.dir={data.dir}: {error.filename}: permission denied") from error
 
@@ -52,30 +40,15 @@ def open_source(task: TaskConfig, data: DataConfig) -> Source:
 def first_rows(task: TaskConfig, data: DataConfig, count: int) -> Table:
     """Return the first rows of train as they are, whatever a task reads of them. Of the hub no more is fetched."""
     if isinstance(data, FilesConfig):
-        root = Path(data.dir or "").expanduser()
-        is_file = root.is_file() and root.suffix in files.SUFFIXES
-        paths = [root] if is_file else _find(root, ["train"]) if root.is_dir() and data.dir else []
-        if not paths:
-            open_source(task, data)  # which says what is wrong
-        table = files.read_table(paths, task)
+        table = files.read_table(_train_files(task, data), task)
     elif data.name == "hub" and task.hub.path is not None:
         cache_only = is_offline() or not (Path(task.hub.path).is_dir() or is_reachable())
         rows = _load(task, task.hub.train, cache_only, _downloaded(task) if cache_only else None, not cache_only)
         head = rows.take(count)
-        table = files.arrow_table(task.hub.path, task.hub.path, _arrow(head))
+        table = files.arrow_table(task.hub.path, task.hub.path, files.of_dataset(head))
     else:
         raise UserError("task=own needs data=files data.dir=PATH, or data=hub task.hub.path=NAME")
     return table.take(range(min(count, len(table.rows))))
-
-
-def _arrow(dataset: Any) -> Any:
-    """Return the rows of a data set, or of a stream of one, as a pyarrow table with the names of its classes."""
-    import pyarrow
-
-    found = dataset.with_format("arrow")
-    table = found[:] if hasattr(found, "__len__") else pyarrow.concat_tables(list(found.iter(batch_size=100)))
-    features = dataset.features
-    return table if features is None else table.replace_schema_metadata(features.arrow_schema.metadata)
 
 
 def _open_demo(task: TaskConfig) -> Source:
@@ -100,13 +73,36 @@ def _open_rows(paths: list[Path], task: TaskConfig) -> TaskRows:
     return task_rows(files.read_table(paths, task), task)
 
 
-def _open_folder(folder: Path, task: TaskConfig, data: FilesConfig) -> Source:
-    train_paths = _find(folder, ["train"])
-    if not train_paths:
+def _root(data: FilesConfig) -> Path:
+    if data.dir is None:
+        raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")
+    return Path(data.dir).expanduser()
+
+
+def _train_files(task: TaskConfig, data: FilesConfig) -> list[Path]:
+    """Return the file `data.dir`, or the training file, or its shards, of that folder or of the task's own in it."""
+    root = _root(data)
+    if root.is_file():
+        if root.suffix not in files.SUFFIXES:
+            raise UserError(f"{root}: unknown file extension; allowed: {join(files.SUFFIXES)}")
+        return [root]
+    if not root.exists():
+        near = did_you_mean(root.name, [p.name for p in root.parent.iterdir()]) if root.parent.is_dir() else ""
+        raise UserError(f"data.dir={data.dir}: no such file or folder{near}; it is relative to {Path.cwd()}")
+    if not root.is_dir():
+        raise UserError(f"data.dir={data.dir}: this is neither a folder nor a regular file")
+    folder = root / task.files.folder if task.files.folder else root
+    paths = _find(root, ["train"]) or (_find(folder, ["train"]) if folder.is_dir() else [])
+    if not paths:
+        folder = folder if folder.is_dir() else root
         there = join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         wanted = join(f"train{suffix}" for suffix in files.SUFFIXES)
         raise UserError(f"{folder}: no training file ({wanted}); there is: {there}")
-    stem = task.files.dev
+    return paths
+
+
+def _open_folder(train_paths: list[Path], task: TaskConfig, data: FilesConfig) -> Source:
+    folder, stem = train_paths[0].parent, task.files.dev
     dev_stems = [stem, stem.replace("dev", "validation"), "dev", "validation", "valid", "val"]
     dev_paths = _find(folder, list(dict.fromkeys(dev_stems)))
     test_paths = _find(folder, list(dict.fromkeys([task.files.test, "test"])))
@@ -193,7 +189,7 @@ def _open_hub(task: TaskConfig) -> Source:
     rows = {}
     for split, dataset in loaded.items():
         name = "/".join(part for part in (hub.path, hub.name, split) if part)
-        table = files.arrow_table(name, f"hub data set {name}", _arrow(dataset), spelled_as=("hub",))
+        table = files.arrow_table(name, f"hub data set {name}", files.of_dataset(dataset), spelled_as=("hub",))
         rows[split] = task_rows(table, task)
     return Source(rows[hub.train], rows.get(hub.dev or ""), rows.get(hub.test or ""), revision=revision)
 

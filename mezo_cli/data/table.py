@@ -23,6 +23,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
+LINE, ROW, ITEM = "{}:{}", "{} row {}", "{}, row {}"  # how a place is written: in a file, in a table, in memory
 NO_LABEL = frozenset({"", "-1", "?", "nan", "null", "none", "na", "n/a", "<na>"})  # notations of it, in lower case
 
 
@@ -31,7 +32,7 @@ class Table:
     """Rows as they were read, in file order.
 
     A row of a .tsv is its line, which is split into fields only when one is needed; any other row is its fields.
-    `line_numbers` are those in the file (or row numbers, if the format has no lines), from 1.
+    `line_numbers` are those in the file from 1, or those of rows if the format has no lines; in memory from 0.
     """
 
     name: str  # short, for Example.where: "train.tsv"
@@ -41,7 +42,7 @@ class Table:
     rows: Sequence[Any]
     line_numbers: Sequence[int]
     header: str = ""  # the first line of an export
-    has_lines: bool = True  # else rows are numbered
+    place: str = LINE  # how its name and the number of a row make a place
     default_columns: bool = False  # the columns are task.files.columns, since the file has no header
     spelled_as: tuple[str, ...] = ("files", "hub")  # whose `labels` in the task spell the labels, besides task.labels
 
@@ -50,8 +51,8 @@ class Table:
         row = self.rows[i]
         return row.removesuffix("\r").split("\t") if isinstance(row, str) else row
 
-    def export(self) -> str:
-        """Return the content of a file of these rows."""
+    def export(self, other: Callable[[Any], Any] = str) -> str:
+        """Return the content of a file of these rows; `other` makes what JSON does not have."""
         if self.suffix == ".tsv":
             lines = [row + "\n" for row in self.rows]
         elif self.suffix == ".csv":
@@ -59,18 +60,23 @@ class Table:
         else:
             pairs = (zip(self.columns, row, strict=True) for row in self.rows)
             records = ({name: value for name, value in row if value is not ABSENT} for row in pairs)
-            lines = [json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records]
+            lines = [row_json(record, self.location(i), other) + "\n" for i, record in enumerate(records)]
         return self.header + "".join(lines)
 
     def location(self, i: int, full: bool = False) -> str:
         """Return where row `i` is: `train.tsv:17`, or `train.parquet row 17`; if `full`, with the path."""
-        name = self.path if full else self.name
-        return f"{name}:{self.line_numbers[i]}" if self.has_lines else f"{name} row {self.line_numbers[i]}"
+        return self.place.format(self.path if full else self.name, self.line_numbers[i])
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some of the rows, as a table of their own."""
         numbers = [self.line_numbers[i] for i in rows]
         return replace(self, rows=[self.rows[i] for i in rows], line_numbers=numbers)
+
+    def select(self, names: Sequence[str]) -> "Table":
+        """Return the table of some of its columns."""
+        columns = [self.columns.index(name) for name in names]
+        rows = [[fields[column] for column in columns] for fields in map(self.fields, range(len(self.rows)))]
+        return replace(self, columns=list(names), rows=rows)
 
     def texts(self, i: int, columns: Sequence[int]) -> tuple[str, ...]:
         """Return the texts in some columns of row `i`. They are not stripped."""
@@ -249,7 +255,7 @@ def row_json(row: Mapping[str, Any], where: str, other: Callable[[Any], Any] = s
             raise UserError(f"{where}: column '{column}' contains an unpaired surrogate") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"{where}: column '{column}': {first_line(error)}") from error
-        cells.append(f"{json.dumps(str(column))}: {text}")
+        cells.append(f"{json.dumps(str(column), ensure_ascii=False)}: {text}")
     return f"{{{', '.join(cells)}}}"
 
 

@@ -1,14 +1,15 @@
 """Read rows to predict, which have no labels and no answers: words of a command line, lines, files, rows in memory."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
-from mezo_cli.data.files import SUFFIXES, read_table
-from mezo_cli.data.table import check_text, task_rows, unlabelled_row
+from mezo_cli.data.files import SUFFIXES, read_table, records_table
+from mezo_cli.data.memory import table_of
+from mezo_cli.data.table import LINE, Table, task_rows
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.tasks.template import row_texts
 
@@ -18,9 +19,9 @@ def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
 
     For a task without labels a list or a record is written as JSON: `numbers=[3,5,7]`.
     """
-    columns = read_columns(task)
+    columns = prompt_columns(task)
     shape = " ".join(f"--text {column}=..." for column in columns)
-    rows: list[Example] = []
+    rows: list[dict[str, Any]] = []
     row: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -32,12 +33,12 @@ def from_words(words: Sequence[str], task: TaskConfig) -> list[Example]:
             raise UserError(f"--text {word[:40]!r}{near}: task '{task.name}' reads {join(columns)}, and {why}: {shape}")
         row[name] = _typed(text, task)
         if len(row) == len(columns):
-            rows.append(from_row(row, f"--text {len(rows) + 1}", task))
+            rows.append(row)
             row = {}
     if row:
         missing = join(column for column in columns if column not in row)
         raise UserError(f"--text: the last row lacks {missing}; each row is {shape}")
-    return rows
+    return _to_predict(records_table("--text", "--text", rows, range(1, len(rows) + 1), "{} {}"), without_answers(task))
 
 
 def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator[Example]:
@@ -45,7 +46,7 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
 
     Lines without text are skipped.
     """
-    columns = read_columns(task)
+    columns, task = prompt_columns(task), without_answers(task)
     for number, raw in enumerate(lines, 1):
         location = f"{where}:{number}"
         try:
@@ -58,7 +59,8 @@ def from_lines(lines: Iterable[bytes], where: str, task: TaskConfig) -> Iterator
         if len(fields) != len(columns):
             shown = f"{len(fields)} field{'s' * (len(fields) != 1)}"
             raise UserError(f"{location}: {shown}, expected {len(columns)} ({join(columns)}), separated by tabs")
-        yield from_row([_typed(field, task) for field in fields], location, task)
+        record = {column: _typed(field, task) for column, field in zip(columns, fields, strict=True)}
+        yield from _to_predict(records_table(where, where, [record], [number], LINE), task)
 
 
 def from_file(path: Path, task: TaskConfig) -> list[Example]:
@@ -72,45 +74,34 @@ def from_file(path: Path, task: TaskConfig) -> list[Example]:
     if not path.is_file():
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings)}")
+    task = without_answers(task)
+    return _to_predict(read_table([path], task), task)
+
+
+def from_memory(rows: Any, task: TaskConfig) -> list[Example]:
+    """Return rows in memory, each also as a text, or as a sequence in the order of the columns."""
+    table = table_of("rows", rows, task, prompt_columns(task), nameless=True)
+    return _to_predict(table, without_answers(task)) if table.rows else []
+
+
+def _to_predict(table: Table, task: TaskConfig) -> list[Example]:
+    """Return the rows of a table, which are read as `without_answers(...)` says."""
     if not task.labels:
-        no_answer = task.generate.replace(answer=None, gold=None)
-        prompts = task.replace(generate=no_answer, choice=task.choice.replace(right=None))
-        return task_rows(read_table([path], prompts), prompts).examples()
-    # A header is recognized by the columns that the task reads; here the label is not one of them.
-    table = read_table([path], task.replace(label_column=task.columns[0]))
+        return task_rows(table, task).examples()
     columns = table.find_columns(task.columns, task)
     return [Example(table.texts(i, columns), 0, table.location(i)) for i in range(len(table.rows))]
 
 
-def from_row(row: Any, where: str, task: TaskConfig) -> Example:
-    """Return the row that a text, a mapping of columns, or a sequence of texts in the order of the columns gives.
+def without_answers(task: TaskConfig) -> TaskConfig:
+    """Return the task as the rows to predict are read: neither label nor answer is one of their columns."""
+    if task.labels:
+        return task.replace(label_column=task.columns[0])
+    return task.replace(generate=task.generate.replace(answer=None, gold=None), choice=task.choice.replace(right=None))
 
-    The columns are `task.columns`, or those of the prompt of a task without labels, whose rows keep all columns of a
-    mapping and need not be texts.
-    """
-    columns = read_columns(task)
-    if isinstance(row, str):
-        if len(columns) != 1:
-            raise UserError(f"{where}: one text, but task '{task.name}' reads {join(columns)}; give a mapping of them")
-        texts: Sequence[Any] = [row]
-    elif isinstance(row, Mapping):
-        missing = [column for column in columns if column not in row]
-        if missing:
-            near = did_you_mean(missing[0], map(str, row))
-            raise UserError(
-                f"{where}: no column '{missing[0]}', which task '{task.name}' reads; the columns are: "
-                f"{join(map(str, row))}{near}"
-            )
-        texts = [row[column] for column in columns]
-    elif isinstance(row, Sequence) and len(row) == len(columns):
-        texts = list(row)
-    else:
-        raise UserError(f"{where}: not a text, nor a mapping of {join(columns)}")
-    if not task.labels:
-        return unlabelled_row(row if isinstance(row, Mapping) else dict(zip(columns, texts, strict=True)), where)
-    for column, text in zip(columns, texts, strict=True):
-        check_text(text, where, column)
-    return Example(tuple(texts), 0, where)
+
+def prompt_columns(task: TaskConfig) -> list[str]:
+    """Return the columns that a row to predict has, in order."""
+    return list(task.columns) if task.labels else row_texts(task).prompt_columns
 
 
 def _typed(text: str, task: TaskConfig) -> Any:
@@ -119,8 +110,3 @@ def _typed(text: str, task: TaskConfig) -> Any:
         with suppress(ValueError):
             return json.loads(text)
     return text
-
-
-def read_columns(task: TaskConfig) -> list[str]:
-    """Return the columns that a row to predict has, in order."""
-    return list(task.columns) if task.labels else row_texts(task).prompt_columns

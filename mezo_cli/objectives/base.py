@@ -165,13 +165,13 @@ class Objective:
         micro-batches. The same rows in the same order get bitwise identical values; a row in another batch gets the
         same values up to rounding. Ranks share the batches, so they change no bit.
         """
-        measure, size, part = measure or self.measure, self.config.eval_batch_size, self.config.micro_batch_size
+        measure, size = measure or self.measure, self.config.eval_batch_size
         batches = batches_by_length(rows, size)
         shares = [[i for batch in batches[rank :: ranks.size] for i in batch] for rank in range(ranks.size)]
         values: list[Tensor] = []
         records: list[dict[str, Any]] = []
         # A rank that has no batch measures one in vain: it has to know how many values a row has.
-        of_rank, width = batches[ranks.rank :: ranks.size] or batches[:1], part or size
+        of_rank, width = batches[ranks.rank :: ranks.size] or batches[:1], self.config.rows_per_forward(size)
         split = [[batch[start : start + width] for start in range(0, len(batch), width)] for batch in of_rank]
         collated = self._collate_all([[rows[i] for i in numbers] for parts in split for numbers in parts])
         for done, parts in enumerate(split):

@@ -9,6 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+CGROUP_FILES = {  # controllers of a hierarchy -> its files of the limit and of what is in use, in bytes: versions 2, 1
+    "": ("memory.max", "memory.current"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+
 
 def trim_malloc() -> None:
     """Return freed memory to the system, where the C library can (glibc's malloc_trim).
@@ -52,6 +58,32 @@ def release_file_pages(tensor: Any) -> None:
     """Release the memory of a tensor of a mapped checkpoint that has been converted, if it is one of 64 kB or more."""
     if tensor.device.type == "cpu" and tensor.nbytes >= 1 << 16 and tensor.is_contiguous():
         release_mapped_pages(tensor.data_ptr(), tensor.nbytes, mapped_files())
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process may still take: the least that the machine or one of its cgroups has free.
+
+    Pages of files that are not in use count as free. None where it is not known, outside Linux.
+    """
+    try:
+        available = re.search(r"(?m)^MemAvailable:\s+(\d+) kB", (PROC / "meminfo").read_text(encoding="utf-8"))
+        groups = (PROC / "self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    free = [int(available[1]) * 1024] if available else []
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root, names = CGROUPS / controllers, CGROUP_FILES[controllers]
+        for folder in [group := root / path.lstrip("/"), *group.parents]:
+            if not folder.is_relative_to(root):
+                break
+            with contextlib.suppress(OSError, ValueError):  # no such limit, or `max`
+                limit, used = (int((folder / name).read_text()) for name in names)
+                cached = re.search(r"(?m)^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text())
+                free.append(limit - used + (int(cached[1]) if cached else 0))
+    return max(0, min(free)) if free else None
 
 
 def reset_peak_memory() -> None:

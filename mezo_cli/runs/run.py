@@ -415,12 +415,12 @@ class Run:
             raise UserError(f"{path} is damaged: it has not all of the test rows")
         return rows
 
-    def save_rows(self, split: str, lines: list[str]) -> None:
+    def save_rows(self, split: str, lines: str) -> None:
         """Save rows that came from memory as data/SPLIT.jsonl, so that the run can be repeated."""
         folder = self.path / "data"
         folder.mkdir(exist_ok=True)
         sync(self.path)
-        write_atomically(folder / f"{split}.jsonl", "".join(f"{line}\n" for line in lines))
+        write_atomically(folder / f"{split}.jsonl", lines)
 
     def save_checkpoint(self, name: str, step: int, write: Callable[[Path], None]) -> None:
         """Save checkpoint `name` (best, last) of `step`; `write` writes its files into a folder."""

@@ -75,7 +75,7 @@ class Session(AbstractContextManager["Session"]):
         """
         ranks = self.ranks if self.ranks.split == "rows" else ALONE
         own = ranks.own(rows)
-        size = self.config.micro_batch_size or len(own)
+        size = self.config.rows_per_forward(len(own))
         batches = [self.objective.collate(own[start : start + size]) for start in range(0, len(own), size)]
         return BatchLoss(self.objective, batches, ranks, len(rows), weights)
 

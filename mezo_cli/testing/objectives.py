@@ -26,7 +26,7 @@ from mezo_cli.config.choices import find_choices
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.config.stored import read_config
-from mezo_cli.data.texts import read_columns
+from mezo_cli.data.texts import prompt_columns
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives import OBJECTIVES
@@ -86,7 +86,7 @@ class Conformance:
         """Return a row of a text, without a label. A task without labels has it in each column."""
         if config.data_task.labels:
             return Example((text,) * len(config.task.columns), 0, where)
-        return Example((), -1, where, dict.fromkeys(read_columns(config.data_task), text))
+        return Example((), -1, where, dict.fromkeys(prompt_columns(config.data_task), text))
 
     # --- what it declares ---
 

@@ -50,18 +50,23 @@ def test_lines_of_a_pair() -> None:
 
 def test_rows_in_memory() -> None:
     for row in ({"premise": "a", "hypothesis": "b", "id": 3}, ("a", "b"), ["a", "b"]):
-        assert texts.from_row(row, "row 0", PAIR).texts == ("a", "b")
+        assert [one.texts for one in texts.from_memory([row], PAIR)] == [("a", "b")]
+    assert texts.from_memory([], PAIR) == []
     wrong: list[tuple[Any, str]] = [
-        ("a", "one text, but task 'nli' reads premise, hypothesis"),
-        ({"premise": "a"}, "no column 'hypothesis'"),
-        (("a", None), "column 'hypothesis' is null"),
-        (("a", "\ud800"), "column 'hypothesis' contains an unpaired surrogate"),
-        (("a", "b", "c"), "not a text, nor a mapping"),
-        (3, "not a text, nor a mapping"),
+        ("a", ", row 1: a str where a mapping of premise, hypothesis is expected"),
+        ({"premise": "a"}, ", row 1: column 'hypothesis' is missing"),
+        (("a", None), ", row 1: column 'hypothesis' is null"),
+        (("a", "\ud800"), ", row 1: column 'hypothesis' contains an unpaired surrogate"),
+        (("a", "b", "c"), ", row 1: a tuple where a mapping of premise, hypothesis is expected"),
+        (3, ", row 1: a int where"),
     ]
     for row, said in wrong:
-        with pytest.raises(UserError, match=f"row 7: {said}"):
-            texts.from_row(row, "row 7", PAIR)
+        with pytest.raises(UserError, match=f"^rows{said}"):
+            texts.from_memory([("a", "b"), row], PAIR)
+    with pytest.raises(
+        UserError, match=r"^rows: no column 'hypothesis', which task 'nli' reads; the columns are: premise"
+    ):
+        texts.from_memory([{"premise": "a"}], PAIR)
 
 
 def test_rows_of_a_task_without_labels_have_the_columns_of_its_prompt(tmp_path: Path) -> None:
@@ -69,13 +74,11 @@ def test_rows_of_a_task_without_labels_have_the_columns_of_its_prompt(tmp_path: 
     words = texts.from_words(["context=a", "question=b?"], QA)
     assert [row.columns for row in words] == wanted
     assert [row.columns for row in texts.from_lines([b"a\tb?"], "lines", QA)] == wanted
-    assert texts.from_row(["a", "b?"], "row 0", QA).columns == wanted[0]
+    assert texts.from_memory([["a", "b?"]], QA)[0].columns == wanted[0]
     more = {**wanted[0], "numbers": [1, 2], "answers": []}
-    assert texts.from_row(more, "row 0", QA).columns == more
+    assert texts.from_memory([more], QA)[0].columns == more
     (tmp_path / "rows.jsonl").write_text(json.dumps(more) + "\n")
     [row] = texts.from_file(tmp_path / "rows.jsonl", QA)
     assert (row.columns, row.where) == (more, "rows.jsonl:1")
-    with pytest.raises(UserError, match="row 0: no column 'question', which task 'qa' reads"):
-        texts.from_row({"context": "a"}, "row 0", QA)
     with pytest.raises(UserError, match="no column 'question', which task 'qa' reads"):
         texts.from_file(tiny.write_jsonl(tmp_path / "other.jsonl", [{"context": "a"}]), QA)

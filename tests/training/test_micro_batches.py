@@ -1,12 +1,18 @@
 """Micro-batches: smaller forwards, the loss of the whole batch."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.runs import Run
+from mezo_cli.session.prepare import Prepared
+from mezo_cli.training import micro_batch
 from tests.command_line import error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -78,4 +84,71 @@ def test_it_is_refused_for_a_loss_from_counts(roberta: Path, movies: Path, tmp_p
     line = error_line(mezo("train", *words, "optimizer=adamw", "objective=choice", "objective.loss=lm"))
     assert "micro_batch_size=2: optimizer=adamw takes the gradient of objective.loss=lm" in line
     assert "micro_batch_size=0: " in error_line(mezo("train", *words, "micro_batch_size=0"))
+    assert "micro_batch_size=auto: doctor" in error_line(mezo("doctor", *words[:-1], "micro_batch_size=auto"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("free", "ranks", "chosen"), [(400, ["8"], 6), (10**6, ["8"], 8), (0, ["8"], 1), (400, ["6", "3"], 3)]
+)
+def test_auto_takes_the_most_rows_that_stay_below_what_is_free(
+    free: int,
+    ranks: list[str],
+    chosen: int,
+    roberta: Path,
+    movies: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fake process has 1,000 bytes and takes 60 per row of a forward; the run is one with the number given."""
+    tried, take = [0], micro_batch.trial
+
+    def trial(prepared: Prepared) -> Callable[[int], None]:
+        take_rows = take(prepared)
+
+        def counted(size: int) -> None:
+            tried.append(size)
+            take_rows(size)
+
+        return counted
+
+    monkeypatch.setattr(micro_batch, "trial", trial)
+    monkeypatch.setattr(micro_batch, "reset_peak_memory", lambda: None)
+    monkeypatch.setattr(micro_batch, "peak_memory", lambda device: 1000 + 60 * tried[-1])
+    monkeypatch.setattr(micro_batch, "free_memory", lambda: free)
+    if len(ranks) > 1:
+        others = SimpleNamespace(size=len(ranks), split="", exchange=lambda size: ranks)
+        monkeypatch.setattr(micro_batch, "current", lambda: others)
+    words = ["steps=3", "batch_size=8", "eval_batch_size=8", "peft=lora"]
+    auto = Run(tmp_path / "auto")
+    assert mezo("train", *small(roberta, movies, auto.path, *words, "micro_batch_size=auto")).code == 0
+    assert yaml.safe_load((auto.path / "config.yaml").read_text())["micro_batch_size"] == chosen
+    assert auto.info()["changes"][-1]["after"] == {"micro_batch_size": chosen}
+    count = len(tried)
+    assert mezo("resume", auto.path, "steps=4").code == 0
+    assert len(tried) == count
+    given = Run(tmp_path / "given")
+    assert mezo("train", *small(roberta, movies, given.path, *words, "steps=4", f"micro_batch_size={chosen}")).code == 0
+    assert auto.trajectory.read_bytes() == given.trajectory.read_bytes()
+
+
+def test_auto_halves_the_rows_where_the_device_has_no_memory(
+    roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def device(room: int) -> Callable[[int], None]:
+        def take(size: int) -> None:
+            tried.append(size)
+            if size > room:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        return take
+
+    tried: list[int] = []
+    assert (micro_batch._halve(device(100), 30), micro_batch._halve(device(5), 30)) == (30, 4)
+    assert tried == [30, 30, 15, 8, 4]
+    words = small(roberta, movies, tmp_path / "run", "micro_batch_size=auto")
+    monkeypatch.setattr(micro_batch, "free_memory", lambda: None)
+    assert "known on Linux alone; give a number" in error_line(mezo("train", *words))
+    monkeypatch.setattr(micro_batch, "_grow", lambda *_: micro_batch._halve(device(0), 4))
+    line = error_line(mezo("train", *words))
+    assert "micro_batch_size=auto: one row: out of memory: CUDA out of memory" in line
