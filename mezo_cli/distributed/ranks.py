@@ -81,7 +81,7 @@ class Ranks:
 
     # --- scalars ---
 
-    def own(self, things: Sequence[T]) -> Sequence[T]:
+    def share_of(self, things: Sequence[T]) -> Sequence[T]:
         """Return this rank's share of things that all ranks have in the same order; shares differ by one at most."""
         first, last = (len(things) * number // self.size for number in (self.rank, self.rank + 1))
         return things[first:last]
@@ -352,5 +352,5 @@ def _exit_status(error: BaseException) -> int:
 
 
 def split_sizes(count: int, size: int) -> list[int]:
-    """Return how many of `count` things each rank takes, as `Ranks.own` shares them."""
+    """Return how many of `count` things each rank takes, as `Ranks.share_of` shares them."""
     return [count * (rank + 1) // size - count * rank // size for rank in range(size)]

@@ -169,7 +169,7 @@ class Es(ZerothOrder):
         def losses_of_point() -> "Tensor":
             return loss_fn.rows() if isinstance(loss_fn, RowLossFn) and by_rows else loss_fn().reshape(-1, 1)
 
-        losses = forward.losses_of(ranks.own(points), config.eps, losses_of_point, signs)
+        losses = forward.losses_of(ranks.share_of(points), config.eps, losses_of_point, signs)
         of_rows = torch.stack([values.expand(len(signs), -1) for values in losses]).tolist()
         of_points = [[[mean(rows), variance(rows)][: 1 + by_rows] for rows in of_signs] for of_signs in of_rows]
         part, sizes = torch.tensor(of_points, dtype=torch.float64), split_sizes(len(points), ranks.size)

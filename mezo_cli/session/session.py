@@ -74,9 +74,9 @@ class Session(AbstractContextManager["Session"]):
         rows' losses, None for 1.
         """
         ranks = self.ranks if self.ranks.split == "rows" else ALONE
-        own = ranks.own(rows)
-        size = self.config.rows_per_forward(len(own))
-        batches = [self.objective.collate(own[start : start + size]) for start in range(0, len(own), size)]
+        share = ranks.share_of(rows)
+        size = self.config.rows_per_forward(len(share))
+        batches = [self.objective.collate(share[start : start + size]) for start in range(0, len(share), size)]
         return BatchLoss(self.objective, batches, ranks, len(rows), weights)
 
     def step(self, rows: Sequence[Any], step: int, weights: Sequence[float] | None = None) -> StepResult:
