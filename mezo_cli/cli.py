@@ -132,7 +132,7 @@ def train(
     if cfg is not None:
         from mezo_cli.config import compose, schema, stored
 
-        print(stored.dump(schema.to_dict(compose.build_config(words, config_dir), own=True)), end="")
+        print(stored.dump(schema.to_dict(compose.build_config(words, config_dir), whole=True)), end="")
     else:
         from mezo_cli.commands import train
 

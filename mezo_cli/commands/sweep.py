@@ -120,7 +120,7 @@ def check_given_again(folder: Path, needed: Sequence[str], user_code: OwnCode, c
     """
     for name in needed:
         mark = own_keys().get(name)
-        if not (config_dir if name == CONFIG_DIR else mark and mark.given(user_code.get(name))):
+        if not (config_dir if name == CONFIG_DIR else mark and mark.or_variable(user_code.get(name))):
             shown = f"{name} DIR" if name == CONFIG_DIR else f"{name}=..."
             raise UserError(f"{folder} was started with {name}, which is not stored: give it again, {shown}")
     return None if config_dir is None else str(Path(config_dir).expanduser().absolute())

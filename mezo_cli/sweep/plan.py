@@ -14,8 +14,9 @@ from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import MAX_JOBS, Override, parse, quote
-from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
+from mezo_cli.config.own_code import OwnCode, own_in, split_own_code
 from mezo_cli.config.registry import CHOICES
+from mezo_cli.config.schema import to_dict
 from mezo_cli.config.validation import UNREAD, reads
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import is_below
@@ -68,7 +69,7 @@ def plan_again(folder: Path, record: SweepRecord, overrides: Sequence[str], conf
 def _plan(directory: Path, launcher: str, common: list[str], jobs: list[Job], config_dir: str | None) -> SweepPlan:
     code, of_commands, kept = OwnCode(), OwnCode(), []
     for job in jobs:
-        code |= own_of(job.config)
+        code |= own_in(to_dict(job.config, whole=True))
         overrides, of_command = split_own_code(job.overrides)
         of_commands |= of_command
         kept.append(replace(job, overrides=tuple(overrides)))
