@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -46,25 +46,20 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
         prepared, loading = prepare_run(config)
         with prepared.session:
             sections = list(diagnose(prepared, loading, Deadline(seconds)))
-            if as_json:
-                print_line(json.dumps(_document(prepared, loading, sections), indent=2))
-            else:
+            if not as_json:
                 _show(prepared, loading, sections)
-
-
-def _document(prepared: "Prepared", loading: float, sections: list[Section]) -> dict[str, Any]:
-    """Return the diagnosis as plain values."""
-    config = prepared.session.config
-    return {
-        "task": config.task.name,
-        "objective": config.objective.name,
-        "optimizer": config.optimizer.name,
-        "model": config.model.path,
-        "device": device_name(prepared.session.loaded.device),
-        "loading_seconds": round(loading, 3),
-        **{f"{verdict}s": _count(sections)[verdict] for verdict in (DOUBT, UNKNOWN, NOTE)},
-        "checks": [section.record() for section in sections],
-    }
+                return
+            document = {
+                "task": config.task.name,
+                "objective": config.objective.name,
+                "optimizer": config.optimizer.name,
+                "model": config.model.path,
+                "device": device_name(prepared.session.loaded.device),
+                "loading_seconds": round(loading, 3),
+                **{f"{verdict}s": _count(sections)[verdict] for verdict in (DOUBT, UNKNOWN, NOTE)},
+                "checks": [section.record() for section in sections],
+            }
+            print_line(json.dumps(document, indent=2))
 
 
 def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None:
