@@ -6,7 +6,6 @@ Each method takes its steps in a process of its own, so that none sees the memor
 process (of the allocator on a GPU) beyond what it had after the imports, loading included.
 """
 
-import importlib
 import json
 import statistics
 import subprocess
@@ -14,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping
 
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from mezo_cli.config.adapters import LoraConfig
@@ -26,8 +24,8 @@ from mezo_cli.config.validation import check_rules
 from mezo_cli.diagnosis.findings import NOTE, OK, UNKNOWN, Deadline, Section
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.quantized import count_parameters
-from mezo_cli.process.memory import peak_memory, reset_peak_memory, trim_malloc
-from mezo_cli.process.signals import import_torch
+from mezo_cli.process.memory import free_memory, peak_memory, reset_peak_memory, trim_malloc
+from mezo_cli.process.signals import import_libraries, import_torch
 from mezo_cli.session.session import Session
 
 STEPS = 3
@@ -74,7 +72,7 @@ def _too_large(config: Config, session: Session) -> str:
     total = count_parameters(session.loaded.model)
     trained = session.params.count if config.peft == session.config.peft else 0
     needed, device = 4 * total + ADAM_BYTES * trained, session.loaded.device
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     return f"needs about {needed / 1e9:.2g} GB, and {free / 1e9:.2g} GB are free" if needed > free else ""
 
 
@@ -97,7 +95,7 @@ def _measured(config: Config, deadline: Deadline) -> Measured | str:
 def main() -> None:
     """Read a config, take its first steps, and print what they took as a line of JSON; nothing is written."""
     import_torch()
-    importlib.import_module("mezo_cli.commands.preload")  # what is imported later is no memory of the steps
+    import_libraries()  # what is imported later is no memory of the steps
     from mezo_cli.data import load_splits
     from mezo_cli.data.batch_sampler import BatchSampler
     from mezo_cli.session.opening import opened
