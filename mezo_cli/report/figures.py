@@ -217,38 +217,43 @@ def draw_gradients(axes: "Axes", run: Entry, gradients: np.ndarray) -> Drawn:
     return Drawn(f"Size of the {words} {size}", note)
 
 
-# --- groups against forwards ---
+# --- groups against forwards, or seconds ---
 
 
 def panels(groups: Sequence[Group]) -> dict[str, list[Line]]:
     """Return title -> lines of one panel per task, metric and kind of data, without groups that were never evaluated.
 
     A line is a group and a row for each step at which its runs were evaluated on dev: those that `compare` picks, all
-    as long as none has finished. The index is the forwards of a batch; value (the mean), low and high (one std of the
-    population from it, where it is above 0) of the metric as it is shown.
+    as long as none has finished. The index is the forwards of a batch, or beside backpropagation the seconds; value
+    (the mean), low and high (one std of the population from it, where it is above 0) of the metric as it is shown.
     """
     found = defaultdict(list)
     for group in groups:
         rows = [
-            (line["step"], run.forwards(line["step"]), scale(group.metric) * line[group.metric])
+            (line["step"], run.forwards(line["step"]), line["seconds"], scale(group.metric) * line[group.metric])
             for run in group.results or group.entries
             for line in run.dev
         ]
         if not rows:
             continue
-        steps = pd.DataFrame(rows, columns=["step", "forwards", "value"]).groupby("step")
+        steps = pd.DataFrame(rows, columns=["step", "forwards", "seconds", "value"]).groupby("step")
         line, std = steps.mean(), steps["value"].std(ddof=0)
         if std.any():
             line = line.assign(low=line["value"] - std, high=line["value"] + std)
         title = f"{group.task}{' (demo data)' if group.demo else ''}: {group.metric} on dev"
-        found[title].append((group, line.set_index("forwards")))
+        found[title].append((group, line))
+    for title, lines in found.items():
+        kinds = {group.config.optimizer.needs_backward for group, _ in lines}
+        axis, other = ("seconds", "forwards") if len(kinds) > 1 else ("forwards", "seconds")
+        found[title] = [(group, line.set_index(axis).drop(columns=other)) for group, line in lines]
     return found
 
 
 def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
-    """Draw groups: the mean of the metric on dev against forwards, a band of one std, and marks for the test scores.
+    """Draw groups: the mean of the metric on dev, a band of one std, and marks for the test scores.
 
-    To the right of the curves stand our test score (filled, with its std) and the paper's (hollow).
+    To the right of the curves stand our test score (filled, with its std) and the paper's (hollow). A dashed line is
+    what the untrained model scores on dev at a moved threshold, the best of those that are known.
     """
     furthest = max(rows.index.max() for _, rows in lines) or 1
     x, legend, factor = 1.06 * furthest, [], scale(lines[0][0].metric)
@@ -269,10 +274,17 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
         curve(axes, rows, name, linewidth=1.8, marker=marker, zorder=2 - number / 1000, label=label)
         x += 0.035 * furthest * (group.mean is not None or of_paper is not None)
         legend.append((name, text))
+    metric = lines[0][0].metric
+    biased = [run.summary.get("baselines") or {} for group, _ in lines for run in group.results]
+    moved = [of["dev"][metric] for each in biased for of in each.values() if metric in of.get("dev", {})]
+    if moved:
+        text = f"the untrained model at a moved threshold: dev {format_mean(metric, max(moved), None)}"
+        axes.axhline(factor * max(moved), color=LIGHT["quiet"], linestyle="--", linewidth=1, label=text, zorder=1)
+        legend.append(("quiet", text))
     axes.set_xlim(-0.03 * furthest, x if x > 1.06 * furthest else 1.03 * furthest)
-    score_axis(axes, lines[0][0].metric)
-    step_axis(axes, "forwards")
-    rest = [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(legend) :]]
+    score_axis(axes, metric)
+    step_axis(axes, str(lines[0][1].index.name))
+    rest = [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(SERIES) :]]
     named = ", ".join(rest[: len(SERIES)]) + (f" and {len(rest) - len(SERIES)} more" if len(rest) > len(SERIES) else "")
     legend += [("quiet", f"thin: {named}")] * bool(rest)
     note = "Lines: mean over the seeds, with a band of one standard deviation. Filled diamonds: test at the best"

@@ -148,6 +148,15 @@ def test_bands_are_the_spread_over_seeds(root: Path) -> None:
     assert rows["MeZO"].loc[80].to_list() == pytest.approx([91.6, 91.2, 92.0])
 
 
+def test_beside_backpropagation_the_axis_is_seconds_and_a_line_is_the_moved_threshold(tmp_path: Path) -> None:
+    results = Path(__file__).resolve().parents[2] / "results"
+    runs, _ = read_runs([results / "smollm2-sst2-s13", results / "smollm2-sst2-adamw-s1"])
+    shown = panels(group_runs(runs))
+    assert {rows.index.name for _, rows in shown["sst2: accuracy on dev"]} == {"seconds"}
+    page, _ = write(tmp_path / "page.html", results)
+    assert "the untrained model at a moved threshold: dev 68.2" in " ".join(Reader(page).text.split())
+
+
 @pytest.mark.slow
 def test_fifty_runs_fit_into_five_megabytes(tmp_path: Path) -> None:
     """With long texts and long curves."""
