@@ -43,7 +43,7 @@ release-check: ## build sdist and wheel in dist/, install the wheel in a new env
 	rm -rf dist && $(PYTHON) -m venv $(RELEASE)
 	$(RELEASE)/bin/pip install -q hatchling -c constraints/tested.txt && $(RELEASE)/bin/hatchling build -t sdist -d dist
 	$(RELEASE)/bin/pip wheel -q --no-deps -w dist dist/*.tar.gz
-	test $$(wc -c < dist/*.whl) -lt 20000000 # bytes: 20 MB
+	test $$(cat dist/*.whl | wc -c) -lt 20000000 # bytes: 20 MB
 	$(PYTHON) -m venv --clear $(RELEASE) && $(RELEASE)/bin/pip install -q dist/*.whl -c constraints/tested.txt
 	$(RELEASE)/bin/mezo --version
 	cd $$(mktemp -d) && unset PYTHONPATH && export HOME=$$PWD HF_HUB_OFFLINE=1 && \

@@ -118,8 +118,8 @@ def train(
         raise UserError(f"--cfg {cfg}: allowed is job")
     if cfg is not None and multirun:
         raise UserError("--cfg prints the config of one job: leave -m out")
-    for option, given in {"print": prints, "jobs": jobs != 1}.items():
-        if given and not multirun:
+    for option, is_set in {"print": prints, "jobs": jobs != 1}.items():
+        if is_set and not multirun:
             raise UserError(f"--{option} needs a sweep: add -m")
     if as_json and (prints or cfg):
         raise UserError("--json describes what has run: leave --print and --cfg out")
@@ -132,7 +132,7 @@ def train(
     if cfg is not None:
         from mezo_cli.config import compose, schema, stored
 
-        print(stored.dump(schema.to_dict(compose.build_config(words, config_dir), own=True)), end="")
+        print(stored.dump(schema.to_dict(compose.build_config(words, config_dir), whole=True)), end="")
     else:
         from mezo_cli.commands import train
 
@@ -424,7 +424,7 @@ def _usage(error: Any) -> str:
     """Return what is wrong with the command line: the commands where one is unknown, KEY=VALUE for --KEY."""
     from mezo_cli.config.explain import GROUPS, OTHER_NAMES, key_owners, known_as
 
-    known = getattr(getattr(error.ctx, "command", None), "commands", {})
+    commands = getattr(getattr(error.ctx, "command", None), "commands", {})
     message = str(error.format_message())
     option = str(getattr(error, "option_name", None) or "")
     name = option.lstrip("-").replace("-", "_")
@@ -435,7 +435,7 @@ def _usage(error: Any) -> str:
         return f"{message} Settings are given without dashes: {what}"
     if "extra argument" in message and (answer := OTHER_NAMES.get(f"{error.ctx.info_name} RUN TEXT")):
         return f"{message}: {answer}"
-    return f"{message} Commands: {join(known)}" if known and "command" in message else message
+    return f"{message} Commands: {join(commands)}" if commands and "command" in message else message
 
 
 def _fail(text: str, status: int, label: str = "error: ") -> NoReturn:

@@ -100,13 +100,6 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def format_end(seconds: float) -> str:
-    """Return how long something goes on, and when it ends if that is not soon: `3 h 21 min left (17:05)`."""
-    end = datetime.now() + timedelta(seconds=seconds)
-    at = f" ({end:%a %H:%M})" if seconds > DAY else f" ({end:%H:%M})" if seconds > LATER else ""
-    return f"{format_duration(seconds)} left{at}"
-
-
 def describe_completion(record: Mapping[str, Any]) -> str:
     """Return the end of a prompt, its completion and the reward in one line."""
     prompt = record["prompt"] if len(record["prompt"]) <= PROMPT_END else f"...{record['prompt'][-PROMPT_END:]}"
@@ -149,7 +142,12 @@ class ProgressReporter:
         self._progress.update(self._task, completed=done, **self._fields)
         if done % max(1, self._total // 20) == 0 or now - self._last_line > LINE_EVERY:
             self._last_line = now
-            left = f"  {speed}  {format_end((self._total - done) / rate)}" if rate else ""
+            left = ""
+            if rate:  # `3 h 21 min left (17:05)`
+                seconds = (self._total - done) / rate
+                end = datetime.now() + timedelta(seconds=seconds)
+                at = f" ({end:%a %H:%M})" if seconds > DAY else f" ({end:%H:%M})" if seconds > LATER else ""
+                left = f"  {speed}  {format_duration(seconds)} left{at}"
             log.debug(STEP_LINE, len(str(self._total)), done, self._total, f"{score}{left}")
 
     def evaluation(self, total: int) -> Callable[[int], None]:

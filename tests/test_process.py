@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("files", "free"),
     [
-        ({}, 8000 * 1024),
+        ({}, 8000),
         ({"a/b/memory.max": "max", "a/memory.max": "5000", "a/memory.current": "2000"}, 3000),
         ({"a/b/memory.max": "9000", "a/b/memory.current": "8500", "a/b/memory.stat": "anon 1\ninactive_file 200"}, 700),
         ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "150"}, 0),
@@ -89,16 +90,14 @@ def test_a_checkout_with_changed_files_is_dirty(tmp_path: Path, monkeypatch: pyt
 def test_free_memory_is_the_least_of_the_machine_and_the_cgroups(
     files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proc = {
-        "proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n",
-        "proc/self/cgroup": "4:memory:/x\n0::/a/b\n",
-    }
+    proc = {"proc/self/cgroup": "4:memory:/x\n0::/a/b\n"}
     stats = {f"{name.rpartition('/')[0]}/memory.stat": "" for name in files}
     for name, text in {**proc, **{f"cgroup/{name}": text for name, text in {**stats, **files}.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8000))
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
     assert memory.free_memory() == free
     monkeypatch.setattr(memory, "PROC", tmp_path)
-    assert memory.free_memory() is None
+    assert memory.free_memory() == 8000

@@ -1,5 +1,3 @@
 """Parameter-efficient fine-tuning (PEFT): the methods; insert, save and load an adapter."""
 
 from mezo_cli.adapters.base import PeftMethod
-
-__all__ = ["PeftMethod"]

@@ -44,9 +44,12 @@ class Prefix(PeftMethod):
                 f"peft.length={length}: {name} takes {tokenizer.model_max_length} tokens, so none would be left for "
                 "the text"
             )
+        cache: Any = DynamicCache()
         with torch.no_grad():
-            key_values, shape = compute_key_values(bodies[-1], ids)  # the innermost
-        layers, heads, width = shape
+            bodies[-1](input_ids=ids[None], past_key_values=cache)  # the innermost
+        stacked = torch.stack([torch.stack((layer.keys[0], layer.values[0])) for layer in cache.layers])
+        layers, _, heads, _, width = stacked.shape  # [layers, 2, heads, length, width]
+        key_values = stacked.permute(3, 0, 1, 2, 4).reshape(length, -1)  # as `peft` stores a prefix
         wrapped = self.wrap(
             loaded,
             task_type=loaded.model_kind.task_type or "FEATURE_EXTRACTION",  # None: peft's forward ignores the prefix
@@ -58,7 +61,7 @@ class Prefix(PeftMethod):
         )
         encoder: Any = wrapped.prompt_encoder["default"]
         encoder.load_prompt_embeddings(key_values)
-        PrefixInput(bodies[-1], encoder.embedding, shape)
+        PrefixInput(bodies[-1], encoder.embedding, (layers, heads, width))
         model.add_module("prefix", encoder.embedding)  # gives its parameter a name in the model
         tokenizer.model_max_length -= length
         return wrapped
@@ -114,20 +117,3 @@ class PrefixInput:
         layers, heads, width = self._shape
         values = self._table(self._rows.expand(rows, -1)).view(rows, len(self._rows), layers, 2, heads, width)
         return list(values.permute(2, 3, 0, 4, 1, 5))
-
-
-def compute_key_values(body: nn.Module, ids: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """Return the keys and values that a body computes for tokens, in the layout in which `peft` stores a prefix.
-
-    Args:
-        body: the module that `find_cached_forward` returned.
-        ids: [length].
-
-    Returns:
-        [length, layers * 2 * heads * width]; and (layers, heads, width).
-    """
-    cache: Any = DynamicCache()
-    body(input_ids=ids[None], past_key_values=cache)
-    stacked = torch.stack([torch.stack((layer.keys[0], layer.values[0])) for layer in cache.layers])
-    layers, _, heads, length, width = stacked.shape  # [layers, 2, heads, length, width]
-    return stacked.permute(3, 0, 1, 2, 4).reshape(length, -1), (layers, heads, width)

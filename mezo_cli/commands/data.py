@@ -79,9 +79,9 @@ def _show_rows(encoder: "InputEncoder[Any]", named: Mapping[str, Sequence[Exampl
     tables = [make_table(title, *LENGTHS) for title in encoder.sizes(rows["train"][0])]
     for title in ("rows", "cut"):
         tables[0].add_column(title, justify="right")
-    for name, some in rows.items():
-        sizes = [list(encoder.sizes(row).values()) for row in some]
-        counts = (len(some), sum(row.cut for row in some))
+    for name, encoded in rows.items():
+        sizes = [list(encoder.sizes(row).values()) for row in encoded]
+        counts = (len(encoded), sum(row.cut for row in encoded))
         for i, table in enumerate(tables):
             table.add_row(f"  {name}", *_lengths([size[i] for size in sizes]), *map(str, counts if i == 0 else ()))
     _print(*tables)

@@ -4,16 +4,17 @@ import json
 import logging
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section, count
+from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
 from mezo_cli.process.versions import device_name
@@ -45,31 +46,26 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
         prepared, loading = prepare_run(config)
         with prepared.session:
             sections = list(diagnose(prepared, loading, Deadline(seconds)))
-            if as_json:
-                print_line(json.dumps(_document(prepared, loading, sections), indent=2))
-            else:
+            if not as_json:
                 _show(prepared, loading, sections)
-
-
-def _document(prepared: "Prepared", loading: float, sections: list[Section]) -> dict[str, Any]:
-    """Return the diagnosis as plain values."""
-    config = prepared.session.config
-    return {
-        "task": config.task.name,
-        "objective": config.objective.name,
-        "optimizer": config.optimizer.name,
-        "model": config.model.path,
-        "device": device_name(prepared.session.loaded.device),
-        "loading_seconds": round(loading, 3),
-        **{f"{verdict}s": len(_with(verdict, sections)) for verdict in (DOUBT, UNKNOWN, NOTE)},
-        "checks": [section.record() for section in sections],
-    }
+                return
+            document = {
+                "task": config.task.name,
+                "objective": config.objective.name,
+                "optimizer": config.optimizer.name,
+                "model": config.model.path,
+                "device": device_name(prepared.session.loaded.device),
+                "loading_seconds": round(loading, 3),
+                **{f"{verdict}s": _count(sections)[verdict] for verdict in (DOUBT, UNKNOWN, NOTE)},
+                "checks": [section.record() for section in sections],
+            }
+            print_line(json.dumps(document, indent=2))
 
 
 def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None:
     """Print how many doubts there are, then the findings, those to look at first."""
     config = prepared.session.config
-    found = {verdict: len(_with(verdict, sections)) for verdict in (DOUBT, UNKNOWN, NOTE)}
+    found = _count(sections)
     told = [f"{found[UNKNOWN]} unknown"] * bool(found[UNKNOWN]) + [count(found[NOTE], "note")] * bool(found[NOTE])
     summary = ", ".join([count(found[DOUBT], "doubt") if found[DOUBT] else "no doubts", *told])
     _wrap(
@@ -81,23 +77,18 @@ def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None
     for section in sorted(told_of, key=lambda section: min(order(finding.verdict) for finding in section.findings)):
         print_line(f"\n{section.title}")
         for finding in sorted(section.findings, key=lambda finding: order(finding.verdict)):
-            _show_finding(finding)
+            _wrap(finding.text, f"  {finding.verdict}".ljust(INDENT))
+            widths = [max(map(len, column)) for column in zip(*finding.table, strict=True)]
+            for row in finding.table:
+                cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+                print_line(" " * INDENT + cells)
+            if finding.advice:
+                _wrap(finding.advice, " " * INDENT + "-> ")
 
 
-def _with(verdict: str, sections: Sequence[Section]) -> list[tuple[Section, Finding]]:
-    """Return the findings with a verdict, each with its section."""
-    return [(section, finding) for section in sections for finding in section.findings if finding.verdict == verdict]
-
-
-def _show_finding(finding: Finding) -> None:
-    _wrap(finding.text, f"  {finding.verdict}".ljust(INDENT))
-    if finding.table:
-        widths = [max(map(len, column)) for column in zip(*finding.table, strict=True)]
-        for row in finding.table:
-            cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            print_line(" " * INDENT + cells)
-    if finding.advice:
-        _wrap(finding.advice, " " * INDENT + "-> ")
+def _count(sections: Sequence[Section]) -> Counter[str]:
+    """Return verdict -> how many findings have it."""
+    return Counter(finding.verdict for section in sections for finding in section.findings)
 
 
 def _wrap(text: str, start: str = "") -> None:

@@ -98,13 +98,13 @@ def _is_plain_folder(path: Path, overrides: Sequence[str], checkpoint: str | Non
 
 def open_with_own(path: Path, checkpoint: str | None, base: Path | None, overrides: Sequence[str]) -> Opened:
     """Open a run (see `open_run`) with the data and the code that the user has given for it."""
-    overrides, own = split_own_code(overrides)
+    overrides, user_code = split_own_code(overrides)
     for text in overrides:
         if not text.startswith(DATA):
-            given = f"a run has its own, but for a function as {REWARD}, and {DATA}DIR"
-            raise UserError(f"'{text}': only a plain model folder takes settings, by mezo eval; {given}")
+            allowed = f"a run has its own, but for a function as {REWARD}, and {DATA}DIR"
+            raise UserError(f"'{text}': only a plain model folder takes settings, by mezo eval; {allowed}")
     opened = open_run(path, checkpoint, base)
-    config, info = with_own_code(opened.config, own), opened.run.info()
+    config, info = with_own_code(opened.config, user_code), opened.run.info()
     if config.data.name != "files" and overrides:
         raise UserError(f"'{overrides[-1]}': the run has data={config.data.name}, which does not read it")
     for text in overrides:

@@ -13,7 +13,7 @@ from mezo_cli.console import format_duration
 from mezo_cli.process.environment import IN_SWEEP
 from mezo_cli.process.signals import import_torch
 from mezo_cli.report.document import conclusion, next_command, results
-from mezo_cli.report.frame import Entry
+from mezo_cli.report.entries import Entry
 from mezo_cli.report.terminal import result_lines
 from mezo_cli.runs import Run
 
@@ -28,11 +28,7 @@ def execute(
 ) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
-    Args:
-        run: the run directory.
-        config: its config.
-        console: where progress is shown.
-        prepare: called first; if it raises, the run is recorded as failed.
+    `prepare` is called first; if it raises, the run is recorded as failed.
     """
     with run.tracked():
         if prepare is not None:
@@ -52,7 +48,7 @@ def execute(
 
 
 def _log_results(run: Run, summary: dict[str, Any], config: Config) -> None:
-    entry = Entry(run, config, run.info(), "finished", summary["steps"], summary, {})
+    entry = Entry(run, config, run.info(), "finished", summary["steps"], summary)
     for line in result_lines(results(entry)):
         log.info("%s", line)
     log.info(

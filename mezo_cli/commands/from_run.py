@@ -16,6 +16,7 @@ from mezo_cli.config.own_code import REWARD, USED, own_keys, reward_of, without_
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import from_yaml, read_settings
 from mezo_cli.errors import UserError
+from mezo_cli.report.settings import flatten
 from mezo_cli.runs import Run, checkpoints
 
 ANY_TASK = "own"  # the task that a run's own fills in, where no file has its name
@@ -28,20 +29,20 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
     """
     choices = find_choices(config_dir)
     parsed = parse(overrides, choices)
-    given = {override.name for override in parsed}
-    if "experiment" in given:
+    named = {override.name for override in parsed}
+    if "experiment" in named:
         raise UserError(f"--from {source}: leave experiment=... out, whose settings its own would replace")
-    config = _read(source, given)
+    config = _read(source, named)
     chosen = {group: getattr(getattr(config, group, None), "name", "") for group in choices}
     chosen = {group: name for group, name in chosen.items() if name in choices[group] and name != ANY_TASK}
-    stored = _flat(to_dict(config))
-    left_out = {key for pair in INSTEAD.items() for key, other in (pair, pair[::-1]) if other in given}
-    left_out |= {key for key, other in INSTEAD.items() if stored[other]} | given
+    stored = flatten(to_dict(config))
+    left_out = {key for pair in INSTEAD.items() for key, other in (pair, pair[::-1]) if other in named}
+    left_out |= {key for key, other in INSTEAD.items() if stored[other]} | named
     if config.data.seed == config.seed:
         left_out.add("data.seed")  # it followed the seed, and does again
-    kept = {key: value for key, value in stored.items() if key not in left_out and key.partition(".")[0] not in given}
-    words = [f"{group}={name}" for group, name in chosen.items() if group not in given]
-    if "task" not in given and "task" not in chosen:  # of somebody's config folder
+    kept = {key: value for key, value in stored.items() if key not in left_out and key.partition(".")[0] not in named}
+    words = [f"{group}={name}" for group, name in chosen.items() if group not in named]
+    if "task" not in named and "task" not in chosen:  # of somebody's config folder
         words += [
             f"task={ANY_TASK}",
             *(f"{key}={_spelled(kept.pop(key))}" for key in [*kept] if key.startswith("task.")),
@@ -51,12 +52,12 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
     with compose.hydra_session():
         node = compose.compose_node([*words, *picked], config_dir)
         compose.begin(node, [])
-        before = _flat(to_dict(compose.config_of(node)))
+        before = flatten(to_dict(compose.config_of(node)))
     words += [f"{key}={_spelled(value)}" for key, value in kept.items() if before.get(key, ...) != value]
     return [*words, *overrides]
 
 
-def _read(source: Path, given: set[str]) -> Config:
+def _read(source: Path, named: set[str]) -> Config:
     """Return the config of a run, of the run of a checkpoint folder, or of a file."""
     if source.is_file():
         text, info = source.read_text(encoding="utf-8"), {}
@@ -67,22 +68,13 @@ def _read(source: Path, given: set[str]) -> Config:
         settings, config = read_settings(text), from_yaml(text)
     except UserError as error:
         raise UserError(f"--from {source}: {error}") from error
-    kept, lacking = _flat(without_own_code(settings)), own_keys().keys() - given
-    own = {key: value for key, value in _flat(settings).items() if key in lacking and kept.get(key) != value}
+    kept, lacking = flatten(without_own_code(settings)), own_keys().keys() - named
+    code = {key: value for key, value in flatten(settings).items() if key in lacking and kept.get(key) != value}
     if info.get(USED) and REWARD in lacking and reward_of(config) is None:
-        own[REWARD] = "FILE.py:function"
-    for key, value in own.items():
+        code[REWARD] = "FILE.py:function"
+    for key, value in code.items():
         raise UserError(f"--from {source}: {key} is not taken from a file: give it again, {key}={value}")
     return config
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value; the deepest mappings of the user's own names (`task.rename`) are values."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        inner = isinstance(value, Mapping) and not (prefix and key not in ("generate", "choice", "lm", "files", "hub"))
-        flat |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return flat
 
 
 def _spelled(value: Any) -> str:

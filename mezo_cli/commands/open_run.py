@@ -44,10 +44,8 @@ class Opened:
 def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Opened:
     """Open a run directory, or a checkpoint folder in one.
 
-    Args:
-        path: the folder.
-        checkpoint: `best` (if None), `last` or a step number; None for a checkpoint folder, which is one already.
-        base: the folder of the base model, in place of the run's `model.path`.
+    `checkpoint`: `best` (if None), `last` or a step number; None for a checkpoint folder. `base`: the folder of the
+    base model, in place of the run's `model.path`.
     """
     is_run = (path / "config.yaml").is_file() or not path.is_dir()
     inside = None if is_run else checkpoints.find_run(path)

@@ -90,9 +90,6 @@ def predict(
         _print(predictions, quiet)
 
 
-# --- rows ---
-
-
 def _predict(session: "Session", rows: list[Example]) -> Sequence["Predicted"]:
     with progress_bar(make_error_console(), "rows", len(rows)) as report:
         return session.predict(rows, report)
@@ -117,9 +114,6 @@ def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
     if not cut:
         raise UserError(NO_TEXT)
     return cut
-
-
-# --- output ---
 
 
 def _print(predictions: Sequence["Predicted"], quiet: bool) -> None:

@@ -3,10 +3,10 @@
 import gc
 import importlib
 
-HEAVY = ("peft", "scipy.stats", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
-OWN = ("commands.execute", "commands.resume", "commands.train", "training.loop", "training.finish")
+from mezo_cli.process.signals import import_libraries
 
-for name in (*HEAVY, *(f"mezo_cli.{name}" for name in OWN)):
-    importlib.import_module(name)
+import_libraries()
+for name in ("commands.execute", "commands.resume", "commands.train", "training.loop", "training.finish"):
+    importlib.import_module(f"mezo_cli.{name}")
 gc.collect()
 gc.freeze()  # the memory of what is imported stays shared

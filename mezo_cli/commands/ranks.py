@@ -15,9 +15,7 @@ from mezo_cli.runs import ReadOnlyRun, Run
 def broadcast_run(ranks: Ranks, claimed: tuple[Run, Config] | None) -> tuple[Run, Config] | None:
     """Return the run and its config on every rank: rank 0 has claimed the directory, the others follow it.
 
-    Args:
-        ranks: those that share the run.
-        claimed: what rank 0 has created or claimed; None when there is nothing to do, and on the other ranks.
+    `claimed` is None when there is nothing to do, and on the other ranks.
     """
     if ranks.is_first:
         ranks.from_first("" if claimed is None else json.dumps([str(claimed[0].path), to_yaml(claimed[1])]))

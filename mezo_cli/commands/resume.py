@@ -49,8 +49,8 @@ def resume(
         if jobs != 1:
             raise UserError(f"{path} is a search of `mezo tune`, which runs one trial after the other")
         return tune.resume(path, overrides, config_dir, quiet)
-    for option, given in {"jobs": jobs != 1, "config-dir": config_dir}.items():
-        if given:
+    for option, is_set in {"jobs": jobs != 1, "config-dir": config_dir}.items():
+        if is_set:
             raise UserError(f"--{option}: {path} is no sweep; a run has its own settings, and is resumed without it")
     with joined() as ranks:
         resume_run(path, ranks, overrides, quiet, new_reward)
@@ -60,17 +60,13 @@ def resume(
 def resume_run(
     path: Path, ranks: Ranks, overrides: Sequence[str] = (), quiet: bool = False, new_reward: bool = False
 ) -> None:
-    """Continue a run; a finished one is left as it is. See `resume`.
-
-    Args:
-        ranks: those that share the run.
-    """
-    overrides, own = split_own_code(overrides)
-    claimed = broadcast_run(ranks, _claim(path, overrides, own, quiet, new_reward) if ranks.is_first else None)
+    """Continue a run, which the ranks share; a finished one is left as it is."""
+    overrides, user_code = split_own_code(overrides)
+    claimed = broadcast_run(ranks, _claim(path, overrides, user_code, quiet, new_reward) if ranks.is_first else None)
     if claimed is None:
         return
     run, new = claimed
-    new = with_own_code(new, own)  # rank 0 does not send it
+    new = with_own_code(new, user_code)  # rank 0 does not send it
     if ranks.size > 1 and not ranks.split:
         check_shareable(new, ranks.size)
         ranks.start(new)
@@ -92,11 +88,11 @@ def resume_run(
 
 
 def _claim(
-    path: Path, overrides: Sequence[str], own: own_code.OwnCode, quiet: bool, new_reward: bool
+    path: Path, overrides: Sequence[str], user_code: own_code.OwnCode, quiet: bool, new_reward: bool
 ) -> tuple[Run, Config] | None:
     """Claim a run; return it and its config with the new end. None for a finished run that has nothing left to do."""
     run, config = open_stored(path)
-    new = with_own_code(with_new_end(run, config, overrides), own)
+    new = with_own_code(with_new_end(run, config, overrides), user_code)
     info, finished = run.info(), run.status() == "finished"
     run.check_ends(info, (name for name in ENDS if (run.path / name).parent.is_dir()))
     if finished and config.optimizer.replayable:
@@ -115,9 +111,6 @@ def _claim(
     check_reward(new)
     run.claim(finished)
     return run, new
-
-
-# --- when it ends ---
 
 
 def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:

@@ -14,7 +14,7 @@ from mezo_cli.commands.open_run import folders_or_outputs
 from mezo_cli.config.explain import key_owners
 from mezo_cli.console import make_console, print_line, printable
 from mezo_cli.errors import UserError, did_you_mean, join, one_line
-from mezo_cli.report.frame import Entry, read_entry
+from mezo_cli.report.entries import Entry, read_entry
 from mezo_cli.report.settings import differing_keys, format_value
 from mezo_cli.report.tables import run_rows
 from mezo_cli.runs import Run, find_runs
@@ -41,14 +41,11 @@ RUN_WIDTH = 20  # to which the column of the directories is folded in a narrow t
 
 
 class Listed(NamedTuple):
-    """One run of the list: its directory seen from the folder that is listed, what `--json` prints, the run.
+    """One run of the list."""
 
-    A damaged run has none.
-    """
-
-    name: str
-    record: Mapping[str, Any]
-    run: Entry | None = None
+    name: str  # its directory seen from the folder that is listed
+    record: Mapping[str, Any]  # what `--json` prints
+    run: Entry | None = None  # none if it is damaged
 
 
 def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quiet: bool = False) -> None:
@@ -60,8 +57,8 @@ def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quie
         listed.sort(key=order)
     if as_json:
         keys = differing_keys([one.run.settings for one in listed if one.run is not None])
-        own = [None if one.run is None else {key: one.run.settings.get(key) for key in keys} for one in listed]
-        document = [{**one.record, "settings": settings} for one, settings in zip(listed, own, strict=True)]
+        differing = [None if one.run is None else {key: one.run.settings.get(key) for key in keys} for one in listed]
+        document = [{**one.record, "settings": settings} for one, settings in zip(listed, differing, strict=True)]
         print_line(json.dumps(document, indent=2))
     elif quiet:
         for run in listed:
@@ -77,16 +74,16 @@ def _parse_sort(name: str | None) -> Callable[[Listed], tuple[bool, Any]] | None
 
     Scores are sorted from the best on, everything else from the least on. Runs without the value come last.
     """
-    known = (*COLUMNS, "start", "end")
+    sortable = (*COLUMNS, "start", "end")
     if name is None:
         return None
-    if name not in known and name not in key_owners():
-        near = did_you_mean(name, (*known, *key_owners()))
-        raise UserError(f"--sort {name}: allowed are {join(known)}, and the key of a setting{near}")
+    if name not in sortable and name not in key_owners():
+        near = did_you_mean(name, (*sortable, *key_owners()))
+        raise UserError(f"--sort {name}: allowed are {join(sortable)}, and the key of a setting{near}")
 
     def order(listed: Listed) -> tuple[bool, Any]:
         run = listed.run
-        fields = listed.record if name in known or run is None else run.settings
+        fields = listed.record if name in sortable or run is None else run.settings
         value = fields.get({"method": "optimizer"}.get(name, name))
         if value is None or run is None:
             return True, 0
@@ -120,9 +117,6 @@ def _read(run: Run, folder: Path) -> Listed:
         "problem": f"{entry.info.get('error')}" if entry.status == "failed" else None,
     }
     return Listed(name, record, entry)
-
-
-# --- the table ---
 
 
 def _show(listed: Sequence[Listed]) -> None:
@@ -169,7 +163,7 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Iterator[str]:
 def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the columns that fit a width, those with one value in all rows, and those that have to be left out."""
     columns = max(map(list, rows), key=len)  # of a run that is not damaged
-    own, same, hidden = [name for name in columns if name not in COLUMNS], {}, []
+    of_settings, same, hidden = [name for name in columns if name not in COLUMNS], {}, []
     needed = {name: 2 + max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns}
     needed["run"] = min(needed["run"], RUN_WIDTH + 2)
     if sum(needed.values()) > min(width, PIPE_WIDTH) and sum("task" in row for row in rows) > 1:
@@ -178,7 +172,7 @@ def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict
             if len(values) == 1:
                 same[name] = values.pop()
                 columns.remove(name)
-    further = [name for name in reversed(own) if name != "lr"]
+    further = [name for name in reversed(of_settings) if name != "lr"]
     for name in (*DISPENSABLE, *further, *LAST, "lr"):
         if name in columns and sum(needed[one] for one in columns) > width:
             hidden.append(name)

@@ -35,55 +35,47 @@ def sweep(
     quiet: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Run the jobs of a sweep, or those that are left of it; return the exit status.
+    """Run the jobs of a sweep, or those that are left of it, or print their commands; return the exit status.
 
-    Args:
-        overrides: of the command line.
-        config_dir: the user's config folder.
-        at_once: how many jobs run at a time on this machine.
-        prints: whether the commands are printed instead.
-        quiet: whether only the directory, warnings and errors are printed.
-        as_json: whether they go to standard error, and a document about all jobs is printed at the end.
+    `quiet`: only the directory, warnings and errors are printed; `as_json`: they go to standard error, and a document
+    about all jobs is printed at the end.
     """
     quiet = quiet or as_json
     with json_at_end(as_json) as tell, training_output(quiet or prints):
         plan = plan_sweep(overrides, config_dir)
         record = _make_record(plan)
-        tell(plan.directory, lambda: _describe(plan))
+
+        def describe() -> dict[str, Any]:
+            done = [{"overrides": list(job.overrides), **describe_run(job.directory)} for job in plan.jobs]
+            return {"sweep": str(plan.directory.absolute()), "jobs": done}
+
+        tell(plan.directory, describe)
         return _run(plan, record, at_once, prints, quiet)
-
-
-def _describe(plan: SweepPlan) -> dict[str, Any]:
-    done = [{"overrides": list(job.overrides), **describe_run(job.directory)} for job in plan.jobs]
-    return {"sweep": str(plan.directory.absolute()), "jobs": done}
 
 
 def resume(
     folder: Path,
-    given: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     config_dir: str | None = None,
     at_once: int = 1,
     quiet: bool = False,
 ) -> int:
     """Continue the sweep in `folder`; return the exit status.
 
-    Args:
-        folder: of the sweep.
-        given: what its record does not keep: the launcher, and what is the user's own code.
-        config_dir, at_once, quiet: as in `sweep`.
+    `overrides`: what its record does not keep: the launcher, and what is the user's own code.
     """
     folder, record = folder.absolute(), records.read(folder)
-    for text in split_own_code(given)[0]:
+    for text in split_own_code(overrides)[0]:
         if not text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "++hydra.launcher.")):
             raise UserError(
                 f"'{text}': {folder} keeps its settings, except the launcher (hydra/launcher=..., "
                 "hydra.launcher.KEY=...) and what is the user's own code; when a run ends is changed run by run"
             )
     check_stored([text for job in record.jobs for text in job.overrides], folder / SWEEP)
-    config_dir = check_given_again(folder, record.user_code, split_own_code(given)[1], config_dir)
+    config_dir = check_given_again(folder, record.user_code, split_own_code(overrides)[1], config_dir)
     with training_output(quiet):
         with contextlib.chdir(record.cwd):  # relative paths in the overrides start there
-            plan = plan_again(folder, record, given, config_dir)
+            plan = plan_again(folder, record, overrides, config_dir)
             _check_same_runs(plan)
         return _run(plan, record, at_once, False, quiet)
 
@@ -121,14 +113,14 @@ def _check_same_runs(plan: SweepPlan) -> None:
             )
 
 
-def check_given_again(folder: Path, needed: Sequence[str], own: OwnCode, config_dir: str | None) -> str | None:
+def check_given_again(folder: Path, needed: Sequence[str], user_code: OwnCode, config_dir: str | None) -> str | None:
     """Check that what jobs need of the user's own code is given again, on the command line or in the environment.
 
     Return the user's config folder as an absolute path.
     """
     for name in needed:
         mark = own_keys().get(name)
-        if not (config_dir if name == CONFIG_DIR else mark and mark.given(own.get(name))):
+        if not (config_dir if name == CONFIG_DIR else mark and mark.or_variable(user_code.get(name))):
             shown = f"{name} DIR" if name == CONFIG_DIR else f"{name}=..."
             raise UserError(f"{folder} was started with {name}, which is not stored: give it again, {shown}")
     return None if config_dir is None else str(Path(config_dir).expanduser().absolute())
@@ -140,7 +132,7 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
     if at_once > 1 and not here:
         how = "--print runs nothing" if prints else f"hydra/launcher={plan.launcher} has a setting of its own"
         raise UserError(f"--jobs {at_once}: {how}; leave one of them out")
-    with for_workers(plan.own):
+    with for_workers(plan.code):
         check_new_runs(job.config for job in plan.jobs)
         workers = jobs.Workers(at_once, record.cwd, not quiet and at_once == 1, PRELOADED) if here else None
         record.write(plan.directory)
@@ -151,7 +143,7 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
         left = {number: job for number, job in enumerate(plan.jobs) if statuses[number] not in alone}
         if prints:
             for job in left.values():
-                print_line(shlex.join(["mezo", *jobs.words_of(job, plan.config_dir, plan.own)]))
+                print_line(shlex.join(["mezo", *jobs.words_of(job, plan.config_dir, plan.code)]))
             return 0
         if quiet:
             announce(plan.directory, quiet)
@@ -213,10 +205,7 @@ def print_failed(name: str, path: Path) -> None:
 
 def why_not_finished(path: Path) -> str:
     """Return in one line why a job has no result."""
-    if job_status(path) == "missing":
+    found = describe_run(path)
+    if found["status"] == "missing":
         return "it did not start"
-    try:
-        found = read_contents(Run(path))
-        return " ".join(str(found.info.get("error") or found.status).split())
-    except UserError as error:
-        return str(error)
+    return " ".join(str(found["error"] or found["status"]).split())

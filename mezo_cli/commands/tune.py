@@ -70,25 +70,25 @@ def tune(
         "ranges": [str(item) for item in searched],
         "trials": trials,
     }
-    with for_workers(plan.own), json_at_end(as_json) as tell, training_output(quiet):
+    with for_workers(plan.code), json_at_end(as_json) as tell, training_output(quiet):
         check_new_runs([base])
         search = _Search(plan.directory, asked, base, searched, config_dir, quiet)
         tell(plan.directory, search.describe)
         return search.run()
 
 
-def resume(folder: Path, given: Sequence[str] = (), config_dir: str | None = None, quiet: bool = False) -> int:
-    """Continue a search; `given` is what of the user's own code is needed again."""
+def resume(folder: Path, words: Sequence[str] = (), config_dir: str | None = None, quiet: bool = False) -> int:
+    """Continue a search; `words` is what of the user's own code is needed again."""
     stored = dict(open_study(folder).user_attrs.get(NAME, {}))
     if stored.get("format") != 1:
         raise UserError(f"{folder / STUDY} is damaged, or of a version of mezo that this one does not know")
-    rest, own = split_own_code(given)
+    rest, user_code = split_own_code(words)
     if rest:
         raise UserError(f"'{rest[0]}': {folder} is a search of `mezo tune`, which keeps its settings")
     check_stored(stored["overrides"], folder / STUDY)
-    config_dir = check_given_again(folder, stored["user_code"], own, config_dir)
-    own["hydra.sweep.dir"] = str(folder.absolute())
-    overrides = [*stored["overrides"], *(f"{key}={quote(value)}" for key, value in own.items())]
+    config_dir = check_given_again(folder, stored["user_code"], user_code, config_dir)
+    user_code["hydra.sweep.dir"] = str(folder.absolute())
+    overrides = [*stored["overrides"], *(f"{key}={quote(value)}" for key, value in user_code.items())]
     with chdir(stored["cwd"]):  # relative paths in the overrides start there
         return tune(overrides, config_dir, stored["ranges"], stored["trials"], quiet)
 
@@ -111,23 +111,15 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
 
 @dataclass
 class _Search:
-    """The trials of a search, one after the other.
-
-    Attributes:
-        folder: of the search.
-        asked: what the journal keeps of the command: overrides, ranges, number of trials, working directory, user code.
-        base: the config that the trials share.
-        ranges: what is searched.
-        config_dir: the user's config folder.
-        quiet: whether only the directory, the best trial, warnings and errors are printed.
-    """
+    """The trials of a search, one after the other."""
 
     folder: Path
+    # what the journal keeps of the command: overrides, ranges, number of trials, working directory, user code
     asked: Mapping[str, Any]
-    base: Config
+    base: Config  # the config that the trials share
     ranges: Sequence[Range]
     config_dir: str | None
-    quiet: bool
+    quiet: bool  # whether only the directory, the best trial, warnings and errors are printed
 
     def __post_init__(self) -> None:
         if (self.folder / SWEEP).is_file():
@@ -158,7 +150,8 @@ class _Search:
     def describe(self) -> dict[str, Any]:
         """Return the document of the search: its trials, and the one that is best if it has not diverged."""
         done: list[dict[str, Any]] = [
-            {"trial": trial.number + 1, "state": trial.state.name.lower(), "value": _finite(trial.value)}
+            {"trial": trial.number + 1, "state": trial.state.name.lower()}
+            | {"value": trial.value if trial.value is not None and math.isfinite(trial.value) else None}
             | {"params": trial.params, **describe_run(self.folder / str(trial.number))}
             for trial in self._trials()
         ]
@@ -221,9 +214,9 @@ class _Search:
         """Report the evaluations that the study does not have yet; return whether the training ends at the last one."""
         if jobs.job_status(job.directory) == "missing":
             return False
-        known = self._study.trials[trial.number].intermediate_values
+        reported = self._study.trials[trial.number].intermediate_values
         for step, evaluation in results.trained_evaluations(Run(job.directory), job.config.steps).items():
-            if step not in known:
+            if step not in reported:
                 trial.report(results.value_of(evaluation, job.config), step)
         return trial.should_prune()
 
@@ -263,10 +256,6 @@ class _Search:
         for number in failed:
             print_failed(f"trial {number + 1}", self.folder / str(number))
         return 1 if failed else 0
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _format(params: Mapping[str, float]) -> str:

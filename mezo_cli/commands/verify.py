@@ -44,8 +44,8 @@ def verify(path: Path, overrides: Sequence[str], base: Path | None, as_json: boo
                 print_line(f"{VERDICTS[holds]:8}{what:9}{figures}")
     differs = any(holds is False for holds, _, _ in checks)
     if as_json:
-        said = [{"check": what, "holds": holds, "figures": figures} for holds, what, figures in checks]
-        print_line(json.dumps({"run": str(path.absolute()), "verified": not differs, "checks": said}, indent=2))
+        listed = [{"check": what, "holds": holds, "figures": figures} for holds, what, figures in checks]
+        print_line(json.dumps({"run": str(path.absolute()), "verified": not differs, "checks": listed}, indent=2))
     return int(differs)
 
 
@@ -66,8 +66,8 @@ def _checks(opened: Opened) -> Iterator[Check]:
     load = partial(opened_at, config, run, None if config.optimizer.replayable else "best")
     prepared = prepare(config, load, seen.append, trains=True)
     with prepared.session as session:
-        same, known = seen[0].fingerprint == info["data_fingerprint"], info["data_fingerprint"][:12]
-        yield same, "data", f"rows of sha256 {seen[0].fingerprint[:12]}, {_recorded(known, same)}"
+        same, fingerprint = seen[0].fingerprint == info["data_fingerprint"], info["data_fingerprint"][:12]
+        yield same, "data", f"rows of sha256 {seen[0].fingerprint[:12]}, {_recorded(fingerprint, same)}"
         replay = restore.replayed(session, run, steps.values())
         if config.optimizer.replayable:
             next(replay)
@@ -118,9 +118,9 @@ def _compare(
         # Without the predictions of the run the metrics tell how many rows differ at least.
         share = changed / count if rows else max((off[name] for name in evaluation.metrics), default=0.0)
         holds = off["loss"] <= MAX_OFF and share <= MAX_CHANGED
-    said = ", ".join(f"{name} {recorded[name]:.6g}" + f" (off by {gap:.1e})" * (gap > 0) for name, gap in off.items())
-    return holds, f"{said}, {changed} of {count:,} predictions differ" if rows else said
+    text = ", ".join(f"{name} {recorded[name]:.6g}" + f" (off by {gap:.1e})" * (gap > 0) for name, gap in off.items())
+    return holds, f"{text}, {changed} of {count:,} predictions differ" if rows else text
 
 
-def _recorded(known: str, is_same: bool) -> str:
-    return "as recorded" if is_same else f"but {known} is recorded"
+def _recorded(recorded: str, is_same: bool) -> str:
+    return "as recorded" if is_same else f"but {recorded} is recorded"

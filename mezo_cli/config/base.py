@@ -4,12 +4,11 @@ A text is no number, `Yes` without quotes is no text, 1.5 is no whole number, an
 A number may be given as a text, because `${oc.env:...}` gives texts.
 """
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -78,29 +77,11 @@ def _entry(value: Any) -> str:
     return str(value)
 
 
-def _whole(value: Any) -> Any:
-    """Return a whole number. One that is not finite is left to the check of the range."""
-    if isinstance(value, Integral | float) and not isinstance(value, bool) and value % 1 == 0:  # 1e3 is 1000
-        return int(value)
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            pass
-    infinite = isinstance(value, Real) and not math.isfinite(value)
-    raise PydanticCustomError("range" if infinite else "number", "not a whole number")
-
-
 def _number(value: Any) -> Any:
+    """Return what pydantic makes a number of: 1e3 is 1000 where it is a whole one."""
     if isinstance(value, bool) or not isinstance(value, (Real, str)):
         raise PydanticCustomError("number", "not a number")
-    try:
-        number = float(value)
-    except (ValueError, OverflowError) as error:
-        raise PydanticCustomError("number", "not a number") from error
-    if not math.isfinite(number):
-        raise PydanticCustomError("range", "not finite")
-    return number
+    return value
 
 
 @dataclass(frozen=True)
@@ -115,7 +96,7 @@ class Own:
     variable: str
     find: Callable[[Any], Any]
 
-    def given(self, value: Any) -> Any:
+    def or_variable(self, value: Any) -> Any:
         """Return a value; in place of null that of the environment, or None."""
         return os.environ.get(self.variable) or None if value is None else value
 
@@ -142,10 +123,10 @@ def number_or_auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
 Entry = Annotated[str, BeforeValidator(_entry)]  # of a list or of pairs: it may be empty
 Text = Annotated[Entry, Field(min_length=1)]
 Flag = Annotated[bool, Strict()]
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_number)]
 Positive = Annotated[Whole, Field(ge=1)]
 NotNegative = Annotated[Whole, Field(ge=0)]
 Seed = Annotated[Whole, Field(ge=0, le=2**32 - 1)]
-Number = Annotated[float, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 PositiveNumber = Annotated[Number, Field(gt=0.0)]
 NotNegativeNumber = Annotated[Number, Field(ge=0.0)]

@@ -7,7 +7,6 @@ user's code as with any Hydra program. Imports nothing heavy: shell completion w
 import functools
 import importlib.util
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,6 @@ def find_choices(config_dir: str | None = None) -> Choices:
                     raise UserError(f"{path}: {group}={name} is already defined by {choices[name]}; rename the file")
                 choices[name] = path
     return by_group
-
-
-def locate(path: Path, key: str) -> str:
-    """Return ` (FILE:LINE)` of the first line that names a key, or nothing."""
-    leaf = re.compile(rf"[\s{{,-]*[\"']?{re.escape(key)}[\"']?\s*:")
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-    return next((f" ({path}:{number})" for number, line in lines if leaf.match(line)), "")
 
 
 # --- shell completion of overrides: the shell waits for the answer ---

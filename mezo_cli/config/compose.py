@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from mezo_cli.config.base import SettingError, show
-from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices, locate
+from mezo_cli.config.choices import CONF, Choices, config_dirs, find_choices
 from mezo_cli.config.explain import GROUPS, key_owners, key_schema
 from mezo_cli.config.overrides import NO_SWEEPERS, Override, parse, quote
 from mezo_cli.config.registry import CHOICES
@@ -48,7 +48,11 @@ INSTEAD = {"steps": "forwards", "eval_every": "eval_at_forwards"}  # a key, and 
 # Resolvers are registered when this module is imported: a sweep's jobs may run in processes of their own.
 register_resolver("mezo_unique", lambda: uuid.uuid4().hex[:6], use_cache=True, replace=True)
 # ${mezo_name:FILE,DATA_SET}: the name of a task whose file has none
-register_resolver("mezo_name", lambda file, data_set: _safe(Path(str(file or data_set or "own")).stem), replace=True)
+register_resolver(
+    "mezo_name",
+    lambda file, data_set: re.sub(r"[^\w.-]+", "-", Path(str(file or data_set or "own")).stem),
+    replace=True,
+)
 # ${mezo_by:${task},{squad:generate},choice}: a value that depends on another
 register_resolver("mezo_by", lambda key, values, otherwise: values.get(key, otherwise), replace=True)
 
@@ -106,8 +110,9 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
         plain: Any = OmegaConf.to_container(settings, resolve=True)
     except OmegaConfBaseException as error:
         raise _explained(error) from error
-    config = build(plain, {override.name for override in overrides} - set(tolerated))
-    _check_order(node, config, {override.name for override in overrides})
+    overridden = {override.name for override in overrides}
+    config = build(plain, overridden - set(tolerated))
+    _check_order(node, config, overridden)
     for override in overrides:
         other = INSTEAD.get(override.name)
         if other is not None and getattr(config, other):
@@ -132,22 +137,22 @@ def begin(node: DictConfig, overrides: Sequence[Override]) -> dict[str, Any]:
         chosen = [OmegaConf.select(node, key) for key in ("optimizer.name", "peft.name")]
         if not suited or chosen[0] != "mezo" or node.hydra.runtime.choices.get("experiment") is not None:
             return {}
-        given = {override.name for override in overrides}
-        given |= {key for key, other in INSTEAD.items() if other in given}
-        begun = {key: value for key, value in suited.get(chosen[1], {}).items() if key not in given}
+        keys = {override.name for override in overrides}
+        keys |= {key for key, other in INSTEAD.items() if other in keys}
+        begun = {key: value for key, value in suited.get(chosen[1], {}).items() if key not in keys}
         for key, value in begun.items():
             OmegaConf.update(node, key, value, force_add=True)
     return begun
 
 
-def _check_order(node: DictConfig, config: Config, given: Collection[str]) -> None:
+def _check_order(node: DictConfig, config: Config, overridden: Collection[str]) -> None:
     """Refuse `task.labels` in another order than its file has, without the lists beside it that go by it."""
-    sources = node.hydra.runtime.config_sources if "task.labels" in given and not config.task.reordered() else ()
+    sources = node.hydra.runtime.config_sources if "task.labels" in overridden and not config.task.reordered() else ()
     files = (Path(source.path, "task", f"{node.hydra.runtime.choices.task}.yaml") for source in sources)
     before = next((OmegaConf.select(OmegaConf.load(file), "labels") for file in files if file.is_file()), None) or []
     if {*before} == {*config.task.labels} and before != config.task.labels:
         lists = config.task.lists(config.objective.per_label).items()
-        if left := [f"{key} [{', '.join(each)}]" for key, each in lists if each and key not in given]:
+        if left := [f"{key} [{', '.join(each)}]" for key, each in lists if each and key not in overridden]:
             raise SettingError("task.labels", f"task.labels has a new order: put {' and '.join(left)} into it, too")
 
 
@@ -246,11 +251,6 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
 # --- what went wrong, in one line ---
 
 
-def _safe(name: str) -> str:
-    """Return a name that a directory can have."""
-    return re.sub(r"[^\w.-]+", "-", name)
-
-
 def _directory(node: DictConfig, key: str) -> Path:
     """Return a directory that Hydra's config gives."""
     try:
@@ -268,13 +268,17 @@ def locating(node: DictConfig, overrides: Sequence[Override], choices: Choices) 
     try:
         yield
     except SettingError as error:
-        picked = node.hydra.runtime.choices
-        groups = ["experiment", error.key.split(".")[0]]  # an experiment wins over the group's own file
-        chosen = [choices[group][picked[group]] for group in groups if picked.get(group) in choices.get(group, {})]
-        if not any(override.name == error.key for override in overrides):
-            places = [locate(path, error.key.split(".")[-1]) for path in chosen]
-            raise UserError(f"{error}{next(filter(None, places), '')}") from error
-        raise
+        if any(override.name == error.key for override in overrides):
+            raise
+        names = error.key.split(".")
+        leaf = re.compile(rf"[\s{{,-]*[\"']?{re.escape(names[-1])}[\"']?\s*:")
+        for group in ("experiment", names[0]):  # an experiment wins over the group's own file
+            path = choices.get(group, {}).get(node.hydra.runtime.choices.get(group))
+            lines = path.read_text(encoding="utf-8").splitlines() if path else []
+            for number, line in enumerate(lines, 1):
+                if leaf.match(line):
+                    raise UserError(f"{error} ({path}:{number})") from error
+        raise UserError(str(error)) from error
 
 
 def _explained(error: BaseException, key: str = "") -> SettingError:

@@ -30,6 +30,7 @@ OTHER_NAMES = {
 T = TypeVar("T", bound=Settings)
 GROUPS = ("task", "objective", "optimizer", "model", "peft", "data", "logger", "engine", "experiment")  # choose a file
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # pydantic's names, in words
+OUTSIDE = ("greater_than_equal", "greater_than", "less_than_equal", "less_than", "finite_number")  # pydantic's errors
 OF_SCHEMA = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
 
 
@@ -57,8 +58,8 @@ def explain(error: ValidationError, kind: type[BaseModel], parent: str = "") -> 
         owner, node = node, node.model_fields[part].annotation if part in node.model_fields else None
     key, value, error_type = f"{parent}{'.'.join(path)}", first["input"], first["type"]
     if error_type == "extra_forbidden":
-        known = [f"{key.rpartition('.')[0]}.{name}".lstrip(".") for name in owner.model_fields]
-        return unknown_key(key, known, f".{next(iter(value))}" if isinstance(value, dict) and value else "")
+        siblings = [f"{key.rpartition('.')[0]}.{name}".lstrip(".") for name in owner.model_fields]
+        return unknown_key(key, siblings, f".{next(iter(value))}" if isinstance(value, dict) and value else "")
     if error_type == "missing" or value == MISSING:
         return SettingError(key, f"{key} is not set: give {key}=...")
     if error_type == SHOWN:
@@ -83,7 +84,7 @@ def _reason(allowed: Mapping[str, Any], error_type: str, value: Any, key: str) -
         return f"{shown}: expected a list, e.g. '{key}=[one,two]'"
     if allowed["type"] == "object":
         return f"{shown}: expected pairs, e.g. '{key}={{one: two}}'"
-    outside = "" if error_type == "number" else "out of range, "
+    outside = "out of range, " if error_type in OUTSIDE else ""
     words = [f"{word} {allowed[name]:.15g}" for name, word in LIMITS.items() if name in allowed]
     of = "whole" if allowed["type"] == "integer" else "finite"
     return f"{shown}: {outside}allowed is a {of} number {' and '.join(words)}".rstrip()
@@ -138,7 +139,7 @@ def key_schema(key: str) -> dict[str, Any]:
     """Return `takes` of a known key."""
     owners, (parent, _, name) = key_owners(plug_ins=True), key.rpartition(".")
     if key not in owners:
-        raise unknown_key(key, [known for known in owners if known.startswith(f"{parent}.")] or Config.model_fields)
+        raise unknown_key(key, [other for other in owners if other.startswith(f"{parent}.")] or Config.model_fields)
     return takes(owners[key], name)
 
 
@@ -148,16 +149,17 @@ def known_as(name: str) -> str:
     return f"give {answer}=..." if answer and " " not in answer else answer
 
 
-def unknown_key(key: str, known: Iterable[str], inner: str = "") -> SettingError:
-    """Return the error for a key that does not exist, where one of `known` could stand.
+def unknown_key(key: str, siblings: Iterable[str], inner: str = "") -> SettingError:
+    """Return the error for a key that does not exist, where one of `siblings` could stand.
 
     Of a key in a group that does not exist, `inner` is the rest: `.lr`.
     """
     parent, key = key.rpartition(".")[0], f"{key}{inner}"
     if answer := known_as(key):
         return SettingError(key, f"unknown key '{key}': {answer}")
-    known, all_known = list(known), key_owners()
-    alike = [other for other in all_known if other.endswith(f".{key}")]  # `optimizer.r` for `r`
-    near = did_you_mean(alike[0], alike) if alike else did_you_mean(key, all_known if inner else known)
-    near = near or did_you_mean(key, all_known)
-    return SettingError(key, f"unknown key '{key}'{near}; known{f' under {parent}' if parent else ''}: {join(known)}")
+    siblings, every_key = list(siblings), key_owners()
+    alike = [other for other in every_key if other.endswith(f".{key}")]  # `optimizer.r` for `r`
+    near = did_you_mean(alike[0], alike) if alike else did_you_mean(key, every_key if inner else siblings)
+    near = near or did_you_mean(key, every_key)
+    where = f" under {parent}" if parent else ""
+    return SettingError(key, f"unknown key '{key}'{near}; known{where}: {join(siblings)}")

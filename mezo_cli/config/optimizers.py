@@ -3,13 +3,7 @@
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    WithJsonSchema,
-    WrapValidator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, WrapValidator
 
 from mezo_cli.config.base import (
     Conflicts,
@@ -148,11 +142,6 @@ class MezoAdamConfig(AdamMoments, ZerothOrderConfig):
 
     implementation: ClassVar[str] = "mezo_cli.optim.mezo:MezoAdam"
     title: ClassVar[str] = "MeZO-Adam"
-
-    @property
-    def second_moment_is_scalar(self) -> bool:
-        """Whether all elements of v are equal: z^2 = 1, and G has one term."""
-        return self.noise == "rademacher" and self.samples == 1
 
 
 class EsConfig(PerturbationConfig):

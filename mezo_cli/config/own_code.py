@@ -35,66 +35,64 @@ def own_keys() -> dict[str, Own]:
 
 def split_own_code(overrides: Sequence[str]) -> tuple[list[str], OwnCode]:
     """Return the overrides that may be stored, and of the others what they give. The last value of a key counts."""
-    own, rest = OwnCode(), []
+    code, rest = OwnCode(), []
     for text in overrides:
         key, value = _setting(text)
-        own.pop(key, None)
-        found = own_keys()[key].find(value) if key in own_keys() else None
-        if found is None:
+        code.pop(key, None)
+        mark = own_keys().get(key)
+        found = mark and mark.find(value)
+        if mark is None or found is None:
             rest.append(text)
         elif not value or "," in value or "${" in value:
-            raise UserError(
-                f"'{text}': expected one value, without a comma or ${{...}}; or give it as {own_keys()[key].variable}"
-            )
+            how = f"expected one value, without a comma or ${{...}}; or give it as {mark.variable}"
+            raise UserError(f"'{text}': {how}")
         else:
-            own[key] = found
-    return rest, own
+            code[key] = found
+    return rest, code
 
 
 def check_stored(overrides: Iterable[str], source: Path) -> None:
     """Check overrides that a file has kept, a sweep's record: they are mezo's own keys, and none of them runs code."""
     for text in overrides:
         key, value = _setting(text)
-        own = own_keys().get(key)
-        if key.startswith("hydra") or (own and value is not None and ("${" in value or own.find(value) is not None)):
+        mark = own_keys().get(key)
+        if key.startswith("hydra") or (mark and value is not None and ("${" in value or mark.find(value) is not None)):
             how = "take it out, and give it on the command line"
             raise UserError(f"{source}: '{text}' is not taken from a file: {how}")
 
 
-def own_of(config: Config) -> OwnCode:
-    """Return what in a config is the user's own."""
-    own = OwnCode()
+def own_in(values: Mapping[str, Any]) -> OwnCode:
+    """Return what in nested values is the user's own."""
+    code = OwnCode()
     for key, mark in own_keys().items():
         group, name = key.split(".")
-        value = mark.find(getattr(getattr(config, group), name, None))
-        if value is not None:
-            own[key] = value
-    return own
+        part = values.get(group)
+        if isinstance(part, Mapping) and (found := mark.find(part.get(name))) is not None:
+            code[key] = found
+    return code
 
 
-def with_own_code(config: Config, own: OwnCode) -> Config:
+def without_own_code(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested values in a file without what no run stores: the file may be somebody else's."""
+    kept = dict(values)
+    for key in own_in(values):
+        group, name = key.split(".")
+        kept[group] = {**kept[group], name: None}
+    return kept
+
+
+def with_own_code(config: Config, code: OwnCode) -> Config:
     """Return the config of a run, which is stored without it, with what the user has given again."""
-    for key, value in own.items():
+    for key, value in code.items():
         group, name = key.split(".")
         part: Any = getattr(config, group)
         if not hasattr(part, name):
             others = join(f"{group}={other}" for other in readers(group, name))
             raise SettingError(key, f"{key}={value}: {group}={part.name} does not read it, only {others}")
         config = config.replace(**{group: part.replace(**{name: value})})
-    if own:
+    if code:
         check_rules(config)
     return config
-
-
-def without_own_code(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested values in a file without what no run stores: the file may be somebody else's."""
-    kept = dict(plain)
-    for key, own in own_keys().items():
-        group, name = key.split(".")
-        part = kept.get(group)
-        if isinstance(part, Mapping) and own.find(part.get(name)) is not None:
-            kept[group] = {**part, name: None}
-    return kept
 
 
 def own_code_used(config: Config) -> dict[str, bool]:
@@ -112,7 +110,7 @@ def check_given_again(what: str, info: Mapping[str, Any], config: Config) -> Non
 def of_server(engine: EngineConfig, name: str) -> str:
     """Return what the user has given to this process for a field of an engine."""
     mark = type(engine).own_fields()[name]
-    value = mark.given(getattr(engine, name))
+    value = mark.or_variable(getattr(engine, name))
     if value is None:
         raise UserError(f"engine={engine.name} needs engine.{name} (or {mark.variable}), which is stored nowhere")
     return str(value)
@@ -127,15 +125,15 @@ def check_server_given(config: Config) -> None:
 def reward_of(config: Config) -> Any:
     """Return `objective.reward`; where it is null, the one in the environment; None without any."""
     objective = config.objective
-    return own_keys()[REWARD].given(objective.reward) if hasattr(objective, "reward") else None
+    return own_keys()[REWARD].or_variable(objective.reward) if hasattr(objective, "reward") else None
 
 
-def for_workers(own: OwnCode) -> AbstractContextManager[None]:
+def for_workers(code: OwnCode) -> AbstractContextManager[None]:
     """Give what the user has given to the jobs of a sweep inside the block, in this process and those that it starts.
 
     They start in a working directory that `sweep.json` names: PYTHONSAFEPATH keeps modules there from being imported.
     """
-    return environment({"PYTHONSAFEPATH": "1"} | {own_keys()[key].variable: value for key, value in own.items()})
+    return environment({"PYTHONSAFEPATH": "1"} | {own_keys()[key].variable: value for key, value in code.items()})
 
 
 def _setting(text: str) -> tuple[str, str | None]:

@@ -45,8 +45,3 @@ def advise(parameters: int, peft: str, above: float = 0.0, below: float = math.i
     if row is None or not above < row.lr < below:
         return ""
     return f"; runs of peft={peft} on models of this size begin with {row.lr:g} ({row.source})"
-
-
-def rates_around(row: Rate) -> list[float]:
-    """Return the rates that are tried, each rounded to two digits."""
-    return [float(f"{row.lr * factor:.2g}") for factor in FACTORS]

@@ -95,9 +95,6 @@ def describe_change(config: Config, info: Mapping[str, Any]) -> str:
     return f"{KEY}={spec.describe()}: its code is not what the run was trained on (sha256 {was}, now {now})"
 
 
-# --- registered names ---
-
-
 def _registered(name: str, value: Any) -> Part:
     """Return a built-in reward or a plug-in: `value` is its weight, or a mapping of weight and settings."""
     if ":" in name:
@@ -109,9 +106,6 @@ def _registered(name: str, value: Any) -> Part:
     if isinstance(target, type) and issubclass(target, Settings):
         made = validate(target, {key: settings.pop(key) for key in [*settings] if key != "weight"}, parent).model_dump()
     return Part(name, REWARDS.targets[name], validate(_Weight, settings, parent).weight, made)
-
-
-# --- functions of the user's own ---
 
 
 def _own_code(name: str) -> tuple[Part, str]:

@@ -154,9 +154,9 @@ class TaskConfig(Settings):
     @property
     def offered(self) -> str:
         """The objectives that the task has a prompt for, as the end of an error line; empty if there is none."""
-        own = {"mlm": self.template, "lm": self.lm.template}
-        own |= {"choice": self.choice.prompt, "generate": self.generate.prompt}
-        names = [f"objective={name}" for name, prompt in own.items() if prompt is not None]
+        prompts = {"mlm": self.template, "lm": self.lm.template}
+        prompts |= {"choice": self.choice.prompt, "generate": self.generate.prompt}
+        names = [f"objective={name}" for name, prompt in prompts.items() if prompt is not None]
         return f"; or use {' or '.join(names)}, for which the task has a prompt" if names else ""
 
 
@@ -204,8 +204,8 @@ class ObjectiveConfig(Settings):
     @property
     def is_differentiable(self) -> bool:
         """Whether the loss has a gradient."""
-        known = self.loss in LOSSES.targets
-        return self.loss != "reward" and (not known or bool(getattr(LOSSES.load(self.loss), "differentiable", True)))
+        registered = LOSSES.load(self.loss) if self.loss in LOSSES.targets else None
+        return self.loss != "reward" and bool(getattr(registered, "differentiable", True))
 
 
 class OptimizerConfig(Settings):
@@ -469,8 +469,8 @@ class Config(Settings):
     @property
     def shown_metric(self) -> str:
         """The metric of results: that which picks the best checkpoint, or the task's if the loss picks it."""
-        own = self.task.metric or self.objective.default_metric
-        return own if self.chosen_metric == "loss" else self.chosen_metric
+        of_task = self.task.metric or self.objective.default_metric
+        return of_task if self.chosen_metric == "loss" else self.chosen_metric
 
     @property
     def picks_micro_batch(self) -> bool:
@@ -501,27 +501,27 @@ class Config(Settings):
         """Return the step with the best value of the chosen metric; of equal ones the lower loss, then the earlier."""
         return min((*self.rank(line), step) for step, line in evaluations.items())[-1]
 
-    def calls(self, steps: int, total: int | None = None) -> int:
-        """Return the calls of the first `steps` steps of a run of `total` steps, by default `steps` of this config.
+    def passes(self, steps: int, total: int | None = None) -> int:
+        """Return the passes of the first `steps` steps of a run of `total` steps, by default `steps` of this config.
 
-        A call is one pass over the batch with one weight set. A backward pass is one too; evaluations are not counted.
+        A pass is over the batch with one weight set, forward or backward; evaluations are not counted.
         """
         return sum(self.optimizer.count_forwards(steps, self.steps if total is None else total).values())
 
     def batch_number(self, step: int) -> int:
         """Return the number of the batch that step number `step` (from 0) takes.
 
-        With `forwards` it is half of the calls before it: a step of MeZO takes two, so that at equal calls every method
-        stands at the same place of one stream of batches.
+        With `forwards` it is half of the passes before it: a step of MeZO takes two, so that after as many passes every
+        method stands at the same place of one stream of batches.
         """
-        return step if self.forwards is None else self.calls(step) // 2
+        return step if self.forwards is None else self.passes(step) // 2
 
     def evaluates_at(self, step: int) -> bool:
         """Return whether the run is evaluated on dev after `step` steps: 0, the last, and those that are asked for."""
         if step in (0, self.steps):
             return True
         if self.eval_at_forwards:
-            return any(self.calls(step - 1) < number <= self.calls(step) for number in self.eval_at_forwards)
+            return any(self.passes(step - 1) < number <= self.passes(step) for number in self.eval_at_forwards)
         return self.eval_every > 0 and step % self.eval_every == 0
 
     @property
@@ -534,12 +534,14 @@ class Config(Settings):
         return step % self.log_interval == 0 or step == self.steps
 
 
-def to_dict(settings: Settings, own: bool = False) -> dict[str, Any]:
-    """Return settings as plain nested values, in the order of config.yaml; the user's own is null, unless `own`."""
+def to_dict(settings: Settings, whole: bool = False) -> dict[str, Any]:
+    """Return settings as plain nested values, in the order of config.yaml; the user's own is null, unless `whole`."""
     values = {name: getattr(settings, name) for name in type(settings).model_fields}
-    marked = {} if own else type(settings).own_fields()
+    marked = {} if whole else type(settings).own_fields()
     values |= {name: None for name, mark in marked.items() if mark.find(values[name]) is not None}
-    return {key: to_dict(each, own) if isinstance(each, Settings) else copy.copy(each) for key, each in values.items()}
+    return {
+        key: to_dict(each, whole) if isinstance(each, Settings) else copy.copy(each) for key, each in values.items()
+    }
 
 
 # One step of a trajectory: the step (from 0), its projected gradients (one per sample), its learning rate.

@@ -16,25 +16,32 @@ from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.errors import UserError, did_you_mean, install, join, without_credentials
 
 
-def build(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
+def build(values: Mapping[str, Any], overridden: Collection[str] = ()) -> Config:
     """Return the config made of plain nested values. A key that is not given takes its default.
 
     A setting of a choice that was not made (`optimizer.momentum` with `optimizer.name: mezo`) is dropped, or refused if
-    its key is in `given`, those of the command line. So is one of `UNREAD`.
+    its key is in `overridden`, those of the command line. So is one of `UNREAD`.
     """
-    groups = {group: choose(group, values.get(group, {}), given) for group in CHOICES}
+    groups = {group: choose(group, values.get(group, {}), overridden) for group in CHOICES}
     config = validate(Config, {**values, **groups})
-    config = config if config.forwards is None else config.replace(steps=_steps_within(config, config.forwards))
+    if config.forwards is not None:
+        chosen, first, most = f"optimizer={config.optimizer.name}", config.passes(1, 1), config.forwards
+        if not first:
+            raise SettingError("forwards", f"forwards={most}: {chosen} takes no step: leave it out")
+        if first > most:
+            why = f"a step of {chosen} takes {first} forwards"
+            raise SettingError("forwards", f"forwards={most}: {why}: give {first} or more")
+        config = config.replace(steps=bisect_right(range(most + 1), most, key=lambda n: config.passes(n, n)) - 1)
     if config.model.compute_dtype is None and config.model.dtype == "float32":  # that of theta on every device
         config = config.replace(model=config.model.replace(compute_dtype="float32"))
     check_rules(config)
-    for key in UNREAD.keys() & {*given}:  # a file may set it for other choices
+    for key in UNREAD.keys() & {*overridden}:  # a file may set it for other choices
         if not reads(config, key):
             raise SettingError(key, f"'{key}={show(reduce(getattr, key.split('.'), config))}': {UNREAD[key][2]}")
     return config
 
 
-def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
+def choose(group: str, values: Any, overridden: Collection[str] = ()) -> Any:
     """Return the settings of a group, of the class of the choice that `name` makes; see `build`."""
     if not isinstance(values, Mapping):
         raise SettingError(group, f"{group}={show(values)}: expected a group of keys")
@@ -51,8 +58,8 @@ def choose(group: str, values: Any, given: Collection[str] = ()) -> Any:
     for key in values.keys() - kind.model_fields.keys():
         full, having = f"{group}.{key}", readers(group, key)
         if not having:
-            raise unknown_key(full, [f"{group}.{known}" for known in kind.model_fields])
-        if full in given:
+            raise unknown_key(full, [f"{group}.{field}" for field in kind.model_fields])
+        if full in overridden:
             others = join(f"{group}={other}" for other in having)
             raise SettingError(full, f"'{full}={show(values[key])}': {group}={name} does not read it, only {others}")
     return validate(kind, {key: value for key, value in values.items() if key in kind.model_fields}, f"{group}.")
@@ -62,17 +69,6 @@ def defaults(names: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Return the default of every key as plain nested values; of the choices of groups, where their names are given."""
     chosen = {group: choose(group, {"name": name}) for group, name in names.items() if name in CHOICES[group].names}
     return to_dict(Config().replace(**chosen))
-
-
-def _steps_within(config: Config, forwards: int) -> int:
-    """Return the most steps whose forwards and backwards do not exceed `forwards`."""
-    chosen, first = f"optimizer={config.optimizer.name}", config.calls(1, 1)
-    if not first:
-        raise SettingError("forwards", f"forwards={forwards}: {chosen} takes no step: leave it out")
-    if first > forwards:
-        why = f"a step of {chosen} takes {first} forwards"
-        raise SettingError("forwards", f"forwards={forwards}: {why}: give {first} or more")
-    return bisect_right(range(forwards + 1), forwards, key=lambda n: config.calls(n, n)) - 1
 
 
 def check_installed(loggers: Iterable[str] = (), quantize: str = "none") -> None:
@@ -151,9 +147,9 @@ def _objective(config: Config) -> Conflicts:
     if data.keep is not None and name != "generate":
         yield "data.keep", f"objective={name} does not read it, only objective=generate"
     for key, metric in {"metric": config.metric, "task.metric": task.metric}.items():
-        known = objective.metric_names
-        if metric is not None and known is not None and metric not in (*known, "loss"):
-            names = known if key == "task.metric" else [*known, "loss"]
+        metrics = objective.metric_names
+        if metric is not None and metrics is not None and metric not in (*metrics, "loss"):
+            names = metrics if key == "task.metric" else [*metrics, "loss"]
             yield key, f"not one of {join(names)}{did_you_mean(metric, names)}"
     if task.demonstrations:
         key = "task.demonstrations"
@@ -195,9 +191,10 @@ def _training(config: Config) -> Conflicts:
         why = f"it has no gradient, and {chosen} needs one"
         yield "objective.loss", f"{why}; use {config.objective.differentiable_loss}"
     if optimizer.picks_rate:
-        known = join(sorted({f"peft={row.peft}" for row in ROWS}))
-        if config.peft.name not in {row.peft for row in ROWS}:
-            yield "optimizer.lr", f"there are rates to begin with for {known} alone: give a number"
+        methods = sorted({row.peft for row in ROWS})
+        if config.peft.name not in methods:
+            having = join(f"peft={method}" for method in methods)
+            yield "optimizer.lr", f"there are rates to begin with for {having} alone: give a number"
         for key, value in {"engine": config.engine.name, "init": config.init}.items():
             if value != "none":
                 yield "optimizer.lr", f"rates are tried without {key}={value}: give a number"
@@ -207,7 +204,7 @@ def _training(config: Config) -> Conflicts:
         other = "to train on from the probe, choose another optimizer and keep init=linear_probe"
         yield "steps", f"optimizer=linear_probe takes no step: give 0; {other}"
     asked = max(config.eval_at_forwards, default=0)
-    total = (config.forwards or config.calls(config.steps)) if asked else 0
+    total = (config.forwards or config.passes(config.steps)) if asked else 0
     if asked > total:
         yield "eval_at_forwards", f"the run has {total} forwards: give at most {total}"
     if model.dtype != "float32":

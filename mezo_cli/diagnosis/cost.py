@@ -27,22 +27,34 @@ CLEARLY = 1.15  # times the seconds of the other dtype
 
 def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
     """Measure steps and an evaluation of the run, which was prepared in `loading` seconds; add them up."""
-    section, session, dev = Section("cost"), prepared.session, prepared.rows["dev"]
+    section, session, config = Section("cost"), prepared.session, prepared.session.config
+    train, dev, step = prepared.rows["train"], prepared.rows["dev"], dict[str, Any]()
     report_trainable(section, session, prepared.unreachable)
-    costs: dict[str, dict[str, Any]] = {}
-    if session.config.steps:
+    if config.steps:
         costs = measure_steps(prepared, deadline)
-        judge_speed(section, costs, session.config)
+        judge_speed(section, costs, config)
+        step = costs[config.model.computes_in]
     session.forward.set_compute_dtype(session.loaded.compute_dtype)
-    own = costs.get(session.config.model.computes_in)
-    pass_seconds = own["seconds"] / own["passes"] if own else 0.0
-    size = min(session.config.eval_batch_size, len(dev))
+    size = min(config.eval_batch_size, len(dev))
     start = time.perf_counter()
     with torch.no_grad():
         session.objective.measure(session.objective.collate([dev[i * len(dev) // size] for i in range(size)]))[0].cpu()
     row_seconds = (time.perf_counter() - start) / size
-    counts = {name: len(some) for name, some in prepared.rows.items()}
-    _report_plan(section, session.config, counts, loading, pass_seconds, row_seconds)
+    passes = Counter(config.optimizer.count_forwards(config.steps, config.steps))
+    seconds = sum(passes.values()) * (step["seconds"] / step["passes"] if step else 0.0)
+    if config.init == "linear_probe":
+        passes["forwards"] += -(-len(train) // config.batch_size)
+    evaluations = sum(map(config.evaluates_at, range(config.steps + 1)))
+    final = min(TRAIN_ROWS, len(train)) + len(prepared.rows.get("test", ()))
+    seconds += (evaluations * len(dev) + final) * row_seconds
+    seconds = loading + (seconds if config.max_seconds is None else min(seconds, config.max_seconds))
+    back = f" and {passes['backwards']:,} backwards" if passes["backwards"] else ""
+    text = (
+        f"the whole run: {config.steps:,} steps, {passes['forwards']:,} forwards{back}, {evaluations:,} evaluations of"
+        f" {len(dev):,} dev rows: about {format_duration(seconds)} on this machine"
+    )
+    figures: dict[str, Any] = {"steps": config.steps, "evaluations": evaluations, **passes}
+    section.add(OK, "plan", text, seconds=seconds, **figures)
     return section
 
 
@@ -60,12 +72,9 @@ def report_trainable(section: Section, session: Session, unreachable: Mapping[st
     if unreachable:
         scalars = sum(unreachable.values())
         advice = "right for a pooler or an unused head; if you meant to train them, choose another objective or peft"
-        some = f"{count(len(unreachable), 'tensor')} ({percent(scalars / total)} of the model)"
-        text = f"the loss does not depend on {some}, which stay as they are: {format_names(unreachable)}"
+        tensors = f"{count(len(unreachable), 'tensor')} ({percent(scalars / total)} of the model)"
+        text = f"the loss does not depend on {tensors}, which stay as they are: {format_names(unreachable)}"
         section.add(DOUBT, "unreachable", text, advice, tensors=list(unreachable), count=scalars)
-
-
-# --- steps ---
 
 
 def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str, Any]]:
@@ -107,17 +116,20 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
             before, after = (sum(optimizer.count_forwards(n).values()) for n in (step, step + 1))
             passes[dtype] = after - before
             step += 1
-    costs = {}
-    for dtype, every in times.items():
-        timed = every[1:] or every  # the first step allocates buffers
-        costs[dtype] = {"seconds": statistics.median(timed), "passes": passes[dtype]}
-        costs[dtype] |= {"peak_bytes": peaks[dtype], "steps": len(timed)}
-    return costs
+    timed = {dtype: seconds[1:] or seconds for dtype, seconds in times.items()}  # the first step allocates buffers
+    return {
+        dtype: {
+            "seconds": statistics.median(seconds),
+            "passes": passes[dtype],
+            "peak_bytes": peaks[dtype],
+            "steps": len(seconds),
+        }
+        for dtype, seconds in timed.items()
+    }
 
 
 def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: Config) -> None:
     """Report the cost of a step in each dtype; doubt a dtype that is rounded and slower."""
-    own = config.model.computes_in
     steps = [f"{name} {c['seconds']:.2g} s per step, peak {c['peak_bytes'] / 1e9:.2f} GB" for name, c in costs.items()]
     text = f"batch_size={config.batch_size}: {'; '.join(steps)}"
     figures: dict[str, Any] = {"costs": costs}
@@ -127,36 +139,11 @@ def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: C
         ratio = max(measured["seconds"] for measured in costs.values()) / costs[faster]["seconds"]
         figures |= {"faster": faster, "ratio": ratio}
         text += f". {faster} is faster here, {ratio:.2f} times"
-        if faster != own and ratio >= CLEARLY:
+        if faster != config.model.computes_in and ratio >= CLEARLY:
             exact = faster == "float32"
             verdict, why = (DOUBT, "is exact, too") if exact else (NOTE, "saves time if the signal allows it")
             advice = f"model.compute_dtype={faster} {why}"
-            if (
-                faster == "bfloat16"
-                and CLEARLY * costs[faster]["seconds"] > costs.get("float16", costs[own])["seconds"]
-            ):
+            finer = costs.get("float16", costs[config.model.computes_in])
+            if faster == "bfloat16" and CLEARLY * costs[faster]["seconds"] > finer["seconds"]:
                 advice += "; float16, about as fast, keeps 10 bits of a number where bfloat16 keeps 7"
     section.add(verdict, "step", text, advice, **figures)
-
-
-# --- the whole run ---
-
-
-def _report_plan(
-    section: Section, config: Config, rows: Mapping[str, int], loading: float, pass_seconds: float, row_seconds: float
-) -> None:
-    """Report forwards and time of the run; `rows` are those per split."""
-    passes = Counter(config.optimizer.count_forwards(config.steps, config.steps))
-    seconds, final = sum(passes.values()) * pass_seconds, min(TRAIN_ROWS, rows["train"]) + rows.get("test", 0)
-    if config.init == "linear_probe":
-        passes["forwards"] += -(-rows["train"] // config.batch_size)
-    evaluations = sum(map(config.evaluates_at, range(config.steps + 1)))
-    seconds += (evaluations * rows["dev"] + final) * row_seconds
-    seconds = loading + (seconds if config.max_seconds is None else min(seconds, config.max_seconds))
-    back = f" and {passes['backwards']:,} backwards" if passes["backwards"] else ""
-    text = (
-        f"the whole run: {config.steps:,} steps, {passes['forwards']:,} forwards{back}, {evaluations:,} evaluations of"
-        f" {rows['dev']:,} dev rows: about {format_duration(seconds)} on this machine"
-    )
-    figures: dict[str, Any] = {"steps": config.steps, "evaluations": evaluations, **passes}
-    section.add(OK, "plan", text, seconds=seconds, **figures)

@@ -1,13 +1,12 @@
 """Check the rows: a label in the prompt, cut prompts, rows that occur twice, empty texts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.data.splits import row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
 from mezo_cli.session.prepare import Prepared
-from mezo_cli.tasks import ClassificationEncoder, InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 
 FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm
 REPEATED = 0.05  # the same for duplicates inside a split
@@ -22,15 +21,28 @@ Named = Mapping[str, Sequence[Example]]  # split -> its rows
 def check(prepared: Prepared) -> Section:
     """Check the rows of all splits."""
     section, encoder = Section("data"), prepared.session.encoder
-    if not isinstance(encoder, ClassificationEncoder):
-        _check_prompts(section, encoder, prepared.rows)
+    if isinstance(encoder, ClassificationEncoder):
+        task, named = encoder.task, {name: getattr(prepared.splits, name) for name in prepared.rows}
+        judge_leak(section, named, task)
+        judge_cut_prompts(section, encoder, named)
+        judge_repeated_rows(section, named)
+        judge_rows_in_two_splits(section, named)
+        judge_empty_texts(section, named, task)
         return section
-    task, named = encoder.task, {name: getattr(prepared.splits, name) for name in prepared.rows}
-    judge_leak(section, named, task)
-    judge_cut_prompts(section, encoder, named)
+    rows = [row for split in prepared.rows.values() for row in split]  # they have no labels
+    cut, lengths = sum(row.cut for row in rows), sorted(len(row.input_ids) for row in rows)
+    text = (
+        f"{cut:,} of {len(rows):,} rows lose the start of their prompt; prompts have {lengths[len(rows) // 2]} tokens"
+        f" in the median, {lengths[-1]} at most; the limit with what follows is {encoder.max_length}"
+    )
+    advice = f"raise {encoder.limit_key}, or shorten the texts"
+    section.judge("cut_prompts", cut >= CUT * len(rows), text, advice, cut=cut, of=len(rows), longest=lengths[-1])
+    named = {
+        split: [Example((encoder.distinct_text(row),), -1) for row in encoded]
+        for split, encoded in prepared.rows.items()
+    }
     judge_repeated_rows(section, named)
     judge_rows_in_two_splits(section, named)
-    judge_empty_texts(section, named, task)
     return section
 
 
@@ -92,31 +104,13 @@ def judge_empty_texts(section: Section, named: Named, task: TaskConfig) -> None:
     section.judge("empty_texts", doubtful, text, advice, rows={split: len(rows) for split, rows in empty.items()})
 
 
-# --- prompts to complete ---
-
-
-def _check_prompts(section: Section, encoder: InputEncoder[Any], encoded: Mapping[str, Sequence[Any]]) -> None:
-    """Check rows that have no labels: prompts that occur twice, and those that were cut."""
-    rows = [row for split in encoded.values() for row in split]
-    cut, lengths = sum(row.cut for row in rows), sorted(len(row.input_ids) for row in rows)
-    text = (
-        f"{cut:,} of {len(rows):,} rows lose the start of their prompt; prompts have {lengths[len(rows) // 2]} tokens"
-        f" in the median, {lengths[-1]} at most; the limit with what follows is {encoder.max_length}"
-    )
-    advice = f"raise {encoder.limit_key}, or shorten the texts"
-    section.judge("cut_prompts", cut >= CUT * len(rows), text, advice, cut=cut, of=len(rows), longest=lengths[-1])
-    named = {split: [Example((encoder.distinct_text(row),), -1) for row in rows] for split, rows in encoded.items()}
-    judge_repeated_rows(section, named)
-    judge_rows_in_two_splits(section, named)
-
-
 def judge_cut_prompts(section: Section, encoder: ClassificationEncoder, named: Named) -> None:
     """Encode rows of each split with and without a limit, and judge how many the limits cut."""
     unlimited, limit = encoder.without_limits(), encoder.max_length
     cut, lengths = 0, list[int]()
     for examples in named.values():
-        some = examples[:: -(-len(examples) // LOOKED_AT) or 1]
-        full, kept = ([len(row.input_ids) for row in one.encode_all(some)] for one in (unlimited, encoder))
+        spaced = examples[:: -(-len(examples) // LOOKED_AT) or 1]
+        full, kept = ([len(row.input_ids) for row in one.encode_all(spaced)] for one in (unlimited, encoder))
         cut += sum(long > short for long, short in zip(full, kept, strict=True))
         lengths += full
     lengths.sort()

@@ -12,22 +12,14 @@ OK, NOTE, DOUBT, UNKNOWN = "ok", "note", "doubt", "unknown"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis.
+    """One line of the diagnosis."""
 
-    Attributes:
-        name: stable, for programs that read the JSON: `zero_shot_balance`.
-        verdict: `OK`, `NOTE`, `DOUBT` or `UNKNOWN`: not measured, or too little of it to tell.
-        text: the verdict in words, then the figures behind it; `figures` are the same as data.
-        advice: what to do; every doubt has one.
-        table: rows of cells, the first one the header; empty without a table.
-    """
-
-    name: str
-    verdict: str
-    text: str
+    name: str  # stable, for programs that read the JSON: `zero_shot_balance`
+    verdict: str  # `OK`, `NOTE`, `DOUBT` or `UNKNOWN`: not measured, or too little of it to tell
+    text: str  # the verdict in words, then the figures behind it; `figures` are the same as data
     figures: dict[str, Any] = field(default_factory=dict)
-    advice: str = ""
-    table: Sequence[Sequence[str]] = ()
+    advice: str = ""  # what to do; every doubt has one
+    table: Sequence[Sequence[str]] = ()  # rows of cells, the first one the header; empty without a table
 
 
 @dataclass

@@ -26,7 +26,7 @@ TELLS = 0.15  # two standard errors of chance; above it an AUC of a useful promp
 
 
 class Scores(NamedTuple):
-    """Scores of some rows."""
+    """Scores of rows."""
 
     labels: np.ndarray  # [rows]
     scores: np.ndarray  # of the classes, or log-probabilities of the label words, [rows, labels]
@@ -38,7 +38,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     section, session = Section("label words"), prepared.session
     seen = score_rows(session, prepared.rows["dev"], deadline)
     _report_words(section, session, seen)
-    start = ""  # why nothing is expected of the scores; empty if the pretrained words score the labels
+    start = ""  # why nothing is expected of the scores
     if session.config.init == "linear_probe":
         start = "init=linear_probe fits the output layer before the first step: this and the signal below are of before"
     elif session.objective.model_kind.has_classifier and session.loaded.fresh:
@@ -59,21 +59,18 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
     for start in range(0, len(order), BATCH):
         before, chosen = deadline.left, order[start : start + BATCH]
         batch = objective.collate([rows[i] for i in chosen])
-        logits = objective.vocabulary_logits(batch)
-        own = objective.logits(batch)
-        if not bool(own.isfinite().all()):
+        vocabulary = objective.vocabulary_logits(batch)
+        of_labels = objective.logits(batch)
+        if not bool(of_labels.isfinite().all()):
             raise not_finite_at_start(session.config)
-        scores.append(own.cpu().numpy())
-        if logits is not None:
-            words = logits.softmax(-1).sum(dim=0) + (0 if words is None else words)
+        scores.append(of_labels.cpu().numpy())
+        if vocabulary is not None:
+            words = vocabulary.softmax(-1).sum(dim=0) + (0 if words is None else words)
         if not deadline.allows(before - deadline.left):
             break
     joined = np.concatenate(scores)
     labels = np.array([rows[i].label for i in order[: len(joined)]])
     return Scores(labels, joined, None if words is None else (words / len(joined)).float().cpu().numpy())
-
-
-# --- the words ---
 
 
 def _report_words(section: Section, session: Session, seen: Scores) -> None:
@@ -107,9 +104,6 @@ def _show(session: Session, token: int) -> str:
     return "'" + (text.strip() or text).replace("\n", "\\n") + "'"
 
 
-# --- the scores ---
-
-
 def judge_scores(section: Section, names: list[str], seen: Scores, untrained: bool) -> None:
     """Judge the balance of the predictions of dev rows, and whether the scores tell the labels apart.
 
@@ -124,21 +118,21 @@ def judge_scores(section: Section, names: list[str], seen: Scores, untrained: bo
     value, error = separation(seen.scores, labels), chance_error(labels)
     needed, verdict, advice = max(MARGIN, 2 * error), OK, ""
     if untrained:
-        said = "of these scores, before training"
+        judged = "of these scores, before training"
     elif value >= 0.5 + needed:
-        said = "the score tells the labels apart"
+        judged = "the score tells the labels apart"
     elif value <= 0.5 - needed:
-        verdict, said = DOUBT, "the score orders the labels the wrong way round"
+        verdict, judged = DOUBT, "the score orders the labels the wrong way round"
         advice = "check that task.label_words are in the order of task.labels, and how the labels of the data are read"
     elif 2 * error > TELLS:
         counts = np.bincount(labels, minlength=len(names))
         few = f"{counts.min():,} of '{names[int(counts.argmin())]}'"
-        verdict, said = UNKNOWN, f"too few rows to tell whether the score tells the labels apart ({few})"
+        verdict, judged = UNKNOWN, f"too few rows to tell whether the score tells the labels apart ({few})"
         advice = "give more dev rows of every label, or more --seconds if dev has them"
     else:
-        verdict, said = DOUBT, "the score hardly tells the labels apart"
+        verdict, judged = DOUBT, "the score hardly tells the labels apart"
         advice = f"try other words (task.label_words; {PROPOSE}) or another prompt (task.template)"
-    text = f"{said}: AUC {value:.2f} (0.5 is chance, +-{2 * error:.2f} for {len(labels):,} rows)"
+    text = f"{judged}: AUC {value:.2f} (0.5 is chance, +-{2 * error:.2f} for {len(labels):,} rows)"
     section.add(verdict, "auc", text, advice, auc=value, chance_error=error, rows=len(labels))
 
 
@@ -163,18 +157,11 @@ def _judge_balance(section: Section, names: list[str], seen: Scores, untrained: 
     )
 
 
-# --- how well scores separate labels ---
-
-
 def separation(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the AUC of the difference of scores for two labels; for more, the mean AUC of each log-probability.
 
     The AUC is the probability that a row of a label scores above one of another; ties count half. Labels without a row
-    are left out.
-
-    Args:
-        scores: [rows, labels].
-        labels: [rows].
+    are left out. `scores` are [rows, labels], `labels` [rows].
     """
     from scipy.special import log_softmax
     from sklearn.metrics import roc_auc_score

@@ -34,36 +34,22 @@ BELOW_ROW = 10  # a rate below a row's by more than this is below the paper's gr
 
 @dataclass(frozen=True)
 class Estimate:
-    """The terms of the expected change of the loss, -lr gain + lr^2 / 2 harm, and what follows.
+    """The terms of the expected change of the loss, -lr gain + lr^2 / 2 harm, and what follows."""
 
-    Attributes:
-        gain: |grad L|^2, with its standard error `gain_error`.
-        harm: E[g^2 z.Hz].
-        curvature: mean of z.Hz, about the trace of H.
-        curvature_floor: what rounding of the losses alone can make of the curvature.
-        loss: at theta, of one batch.
-        lr: the best learning rate, with its standard error `lr_error` (jackknife over directions).
-        directions: their number.
-    """
-
-    gain: float
+    gain: float  # |grad L|^2, with its standard error `gain_error`
     gain_error: float
-    harm: float
-    curvature: float
-    curvature_floor: float
-    loss: float
-    lr: float
+    harm: float  # E[g^2 z.Hz]
+    curvature: float  # mean of z.Hz, about the trace of H
+    curvature_floor: float  # what rounding of the losses alone can make of the curvature
+    loss: float  # at theta, of one batch
+    lr: float  # the best learning rate, with its standard error `lr_error` (jackknife over directions)
     lr_error: float
-    directions: int
+    directions: int  # their number
 
     @property
     def is_resolved(self) -> bool:
         """Whether gain and curvature stand out of their errors, so that `lr` means something."""
         return self.gain > self.gain_error and self.curvature > 2 * self.curvature_floor and self.harm > 0
-
-    def expected_change(self, lr: float, samples: int = 1) -> float:
-        """Return the expected change of the loss by one step; the mean of n samples has a n-th of the harm."""
-        return -lr * self.gain + lr * lr / 2 * self.harm / samples
 
 
 def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
@@ -96,20 +82,13 @@ def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
     )
 
 
-# --- the finding ---
-
-
 def judge(
     section: Section, estimated: Estimate | None, config: Config, larger_eps: float | None, parameters: int
 ) -> None:
     """Judge optimizer.lr against the one at which a step is expected to help most, for plain MeZO and n-SPSA.
 
-    Args:
-        section: gets the finding.
-        estimated: the best learning rate, if enough was measured.
-        config: of the run.
-        larger_eps: to try where the run's own is lost in rounding; None where it is not.
-        parameters: of the model, for the rate that runs like this one begin with.
+    `larger_eps`: to try where the run's is lost in rounding; `parameters`: of the model, for the rate that runs like
+    this one begin with.
     """
     lr, n = config.optimizer.lr, zeroth_order(config.optimizer).directions
     figures: dict[str, Any] = {"optimizer_lr": lr, **({} if estimated is None else asdict(estimated)), "lr": None}
@@ -123,20 +102,21 @@ def judge(
         section.add(UNKNOWN, "learning_rate", f"optimizer.lr={lr:g} was not judged: {why}{terms}", advice, **figures)
         return
     row = find_rate(parameters, config.peft.name)
-    best, error, change = estimated.lr * n, estimated.lr_error * n, estimated.expected_change(lr, n)
-    verdict, said = DOUBT, "is too large: a step is expected to raise the loss"
+    best, error = estimated.lr * n, estimated.lr_error * n
+    change = -lr * estimated.gain + lr * lr / 2 * estimated.harm / n  # the mean of n samples has a n-th of the harm
+    verdict, judged = DOUBT, "is too large: a step is expected to raise the loss"
     if lr > TOO_LARGE * (best + error):
         advice = f"try optimizer.lr={best:.0e}"
     elif lr < best and -change * config.steps < LITTLE * estimated.loss:
         falls = f"{short(-change * config.steps)} of {short(estimated.loss)} in {count(config.steps, 'step')}"
-        said = f"is too small for steps={config.steps}: at this rate the loss falls by {falls}"
+        judged = f"is too small for steps={config.steps}: at this rate the loss falls by {falls}"
         advice = f"raise optimizer.lr, up to {best:.0e}, or steps"
     elif row is not None and lr < row.lr / BELOW_ROW:
-        said, advice = "is too small: runs like this one hardly move with it", f"try optimizer.lr={row.lr:g}"
+        judged, advice = "is too small: runs like this one hardly move with it", f"try optimizer.lr={row.lr:g}"
     else:
-        verdict, said = OK, "looks safe"
+        verdict, judged = OK, "looks safe"
     text = (
-        f"optimizer.lr={lr:g} {said}. An upper bound for the first steps is about {best:.1e} (+- {error:.0e}){terms};"
+        f"optimizer.lr={lr:g} {judged}. An upper bound for the first steps is about {best:.1e} (+- {error:.0e}){terms};"
         f" at {lr:g} the loss changes by {change:.1e} per step at first{advise(parameters, config.peft.name)}"
     )
     section.add(verdict, "learning_rate", text, advice, **(figures | {"lr": best, "expected_change": change}))

@@ -43,8 +43,8 @@ def propose(config: Config) -> Iterator[str]:
     chosen = [row for start in (0, 1) for rows in of_each for row in rows[start::2]]
     labels, half = np.array([row.label for row in chosen]), sum((len(rows) + 1) // 2 for rows in of_each)
     kind = OBJECTIVES.implementation(config.objective.name).model_kind
-    some = list(whole_words(models.load_tokenizer(config.model, kind)))[:count]  # the task's own may be refused
-    task = task.replace(label_words=some, lm=task.lm.replace(label_words=[]))
+    accepted = list(whole_words(models.load_tokenizer(config.model, kind)))[:count]  # the task's may be refused
+    task = task.replace(label_words=accepted, lm=task.lm.replace(label_words=[]))
     explained = explain_device_errors("reading rows of train", smaller_model(config))
     with explained, opened(config.replace(task=task)) as session:
         tokens = session.encoder.whole_words()
@@ -53,11 +53,11 @@ def propose(config: Config) -> Iterator[str]:
     yield f"words of one token, the best of each label by {half} rows of train:"
     yield from (f"  {name}: {join(words[i] for i in of)}" for name, of in zip(task.labels, best, strict=True))
     yield f"the best choices, and the AUC of their scores on {len(chosen) - half} other rows (0.5 is chance), to paste:"
-    own = [words.index(word) for word in now if word in tokens]
-    for choice in [*choices, *([own] if len(own) == count else [])]:
+    of_task = [words.index(word) for word in now if word in tokens]
+    for choice in [*choices, *([of_task] if len(of_task) == count else [])]:
         auc, error = separation(scores[half:][:, choice], labels[half:]), 1.96 * chance_error(labels[half:])
         made = json.dumps([words[i] for i in choice], ensure_ascii=False)
-        line = f"{shlex.quote(f'{key}={made}')}{'  now' if choice == own else ''}"
+        line = f"{shlex.quote(f'{key}={made}')}{'  now' if choice == of_task else ''}"
         yield f"  {auc:.2f} ({max(0, auc - error):.2f} to {min(1, auc + error):.2f})  {line}"
     yield "The labels of train have chosen these words: a score before training with them has used labels."
 

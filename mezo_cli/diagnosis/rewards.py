@@ -20,18 +20,17 @@ TRUNCATED = 0.5  # of the completions
 
 @torch.no_grad()
 def check(prepared: Prepared, deadline: Deadline) -> Section:
-    """Reward the completions of some members on rows of the first batches; theta is not changed.
+    """Reward the completions of members on rows of the first batches, while there is time; theta is not changed.
 
-    The members are theta + eps z and theta - eps z of some directions: what a step of any method compares. They
-    complete the rows as in a step while there is time, two at least.
+    The members are theta + eps z and theta - eps z of one direction or more: what a step of any method compares.
     """
     section, session, train = Section("rewards"), prepared.session, prepared.rows["train"]
-    config, own = session.config, session.config.objective
+    config, objective = session.config, session.config.objective
     if config.steps == 0:
         section.add(OK, "not_needed", "steps=0: no step is taken, so members need not differ")
         return section
     assert isinstance(session.objective, Generation)
-    assert isinstance(own, GenerateConfig)
+    assert isinstance(objective, GenerateConfig)
     rows = [train[i] for i in make_sampler(config.replace(batch_size=ROWS), train).batch(0)]
     loss_of, eps = session.loss_of(rows), zeroth_order(config.optimizer).eps
     session.objective.begin_step(0)
@@ -49,7 +48,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     section.add(NOTE if fraction >= AGREEING else OK, "agreement", text, advice, agreeing_rows=fraction)
     fraction = figures["truncated"]
     text = (
-        f"{percent(fraction)} of the completions are cut at objective.max_new_tokens={own.max_new_tokens};"
+        f"{percent(fraction)} of the completions are cut at objective.max_new_tokens={objective.max_new_tokens};"
         f" they have {figures['length']:.3g} tokens in the mean"
     )
     advice = "raise objective.max_new_tokens if an answer needs more, or end it by task.generate.stop"

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from mezo_cli.config.optimizers import zeroth_order
-from mezo_cli.config.schema import Config
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
@@ -44,19 +43,12 @@ HEADER = ("eps", "dtype", "corr.", "error", "zeros", "off derivative", "directio
 
 
 class Point(NamedTuple):
-    """What is measured: the losses of a batch along a direction.
+    """What is measured: the losses of a batch along a direction."""
 
-    Attributes:
-        direction: the step whose z is taken; -1 at theta itself.
-        batch: the step whose batch is taken.
-        eps: 0 at theta itself.
-        dtype: the compute dtype.
-    """
-
-    direction: int
-    batch: int
-    eps: float
-    dtype: str
+    direction: int  # the step whose z is taken; -1 at theta itself
+    batch: int  # the step whose batch is taken
+    eps: float  # 0 at theta itself
+    dtype: str  # in which it is computed
 
 
 Losses = Mapping[Point, tuple[float, float]]  # loss_plus, loss_minus; twice the same at theta itself
@@ -84,14 +76,20 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         return section
     noise = rounding(losses, eps)
     better = judge_resolution(section, rows, eps, dtype, noise, describe_exact(session))
-    _judge_zeros(section, rows, config)
+    agreed = next((row[2] for row in rows if row[:2] == (eps, dtype)), None)
+    if agreed is not None:
+        ways = "use a larger optimizer.eps, or model.compute_dtype=float32"
+        if not config.objective.is_differentiable:
+            loss = f"objective.loss={config.objective.loss} is constant almost everywhere"
+            ways = f"{loss}; use cross_entropy, a larger batch_size or eps"
+        zeros = percent(agreed.zeros) if agreed.zeros else "none"
+        text = f"g is exactly 0 in {zeros} of {count(agreed.directions, 'direction')}"
+        advice, figures = f"a step with g = 0 changes nothing: {ways}", {"directions": agreed.directions}
+        section.judge("zeros", agreed.zeros > MAX_ZEROS, text, advice, zeros=agreed.zeros, **figures)
     estimated = learning_rate.estimate(whole_directions(losses, eps, whole), eps)
     larger_eps = max(better, PAPER_EPS) if hides(noise) else None
     learning_rate.judge(section, estimated, config, larger_eps, count_parameters(session.loaded.model))
     return section
-
-
-# --- measure ---
 
 
 def batches_of(direction: int, whole: bool) -> tuple[int, int]:
@@ -106,24 +104,19 @@ def plan_points(
 
     The first directions are measured in every way: at the run's own eps, for the learning rate, at other eps, in the
     dtype that is not the run's. The others serve the learning rate alone.
-
-    Args:
-        eps: the run's.
-        dtype: the run's compute dtype.
-        whole: a batch has all rows.
-        dtypes: the compute dtypes that are compared.
+    `whole`: a batch has all rows.
     """
-    own, sizes = dict.fromkeys(("float32", dtype)), dict.fromkeys((eps, *EPS))
+    of_run, sizes = dict.fromkeys(("float32", dtype)), dict.fromkeys((eps, *EPS))
     for start in range(0, DIRECTIONS, ROUND):
-        some = [(k, *batches_of(k, whole)) for k in range(start, start + ROUND)]
+        of_round = [(k, *batches_of(k, whole)) for k in range(start, start + ROUND)]
         if start < FIRST:
-            yield from (Point(k, batch, eps, one) for k, batch, _ in some for one in own)
-        for k, *batches in some:
+            yield from (Point(k, batch, eps, one) for k, batch, _ in of_round for one in of_run)
+        for k, *batches in of_round:
             for batch in batches:
                 yield Point(k, batch, eps, "float32")
                 yield Point(-1, batch, 0.0, "float32")
-        for compared in (own, dtypes) if start < FIRST else ():
-            yield from (Point(k, batch, size, one) for k, batch, _ in some for size in sizes for one in compared)
+        for compared in (of_run, dtypes) if start < FIRST else ():
+            yield from (Point(k, batch, size, one) for k, batch, _ in of_round for size in sizes for one in compared)
 
 
 @torch.no_grad()
@@ -157,9 +150,6 @@ def measure(prepared: Prepared, points: Iterator[Point], deadline: Deadline) -> 
         seconds = time.perf_counter() - start
         taken[way] = min(seconds, taken.get(way, seconds))
     return losses
-
-
-# --- what follows from the losses ---
 
 
 def projected_grads(losses: Losses, *ways: tuple[float, str]) -> list[list[float]]:
@@ -209,10 +199,10 @@ def compare(losses: Losses, eps: float) -> list[Row]:
 
     The slope is g in float32 at the smallest eps that float32 resolves. Its own error is what rounding may make of it.
     """
-    known = sorted({*EPS, eps})
-    resolved = next((size for size in known if rounding(losses, size) < FLOAT32_NOISE), None)
+    sizes = sorted({*EPS, eps})
+    resolved = next((size for size in sizes if rounding(losses, size) < FLOAT32_NOISE), None)
     rows = []
-    for size in known:
+    for size in sizes:
         for dtype in DTYPES:
             g, exact, slope = projected_grads(losses, (size, dtype), (size, "float32"), (resolved or size, "float32"))
             if g:
@@ -222,38 +212,31 @@ def compare(losses: Losses, eps: float) -> list[Row]:
     return rows
 
 
-# --- the findings ---
-
-
 def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, noise: float, plain: str) -> float:
     """Judge the error of g at the run's eps and dtype; return the eps that does: it, or the smallest other one.
 
-    Args:
-        rows: from `compare`.
-        eps, dtype: the run's.
-        noise: from `rounding`, at this eps.
-        plain: what float32 stands for in this model.
+    `rows` are from `compare`, `noise` at this eps from `rounding`; `plain`: what float32 stands for in this model.
     """
-    own = next((row for row in rows if row[:2] == (eps, dtype)), None)
+    of_run = next((row for row in rows if row[:2] == (eps, dtype)), None)
     others = [row for row in rows if row[1] == dtype and row[0] != eps]
-    is_compared = bool(others) and own is not None and own[2].directions >= COMPARED and own[3] < math.inf
+    is_compared = bool(others) and of_run is not None and of_run[2].directions >= COMPARED and of_run[3] < math.inf
     # Rounding that hides the signal shows without another eps.
-    if own is None or not (is_compared or MAX_RELATIVE_ERROR < own[2].relative_error < math.inf):
+    if of_run is None or not (is_compared or MAX_RELATIVE_ERROR < of_run[2].relative_error < math.inf):
         why, advice = "every g is 0" if noise == math.inf else "too little time", "give more --seconds"
         if hides(noise):
             why, advice = f"rounding alone changes g by up to {percent(noise)}", f"try optimizer.eps={PAPER_EPS:g}"
         text = f"optimizer.eps={eps:g} was not compared with another eps in {dtype}: {why}"
         section.add(UNKNOWN, "resolution", text, advice, eps=eps)
         return eps
-    error, rounded = own[3], own[2].relative_error
+    error, rounded = of_run[3], of_run[2].relative_error
     too_small = hides(noise) or rounded > MAX_RELATIVE_ERROR
     fits = error <= MAX_OFF and not too_small
     fitting = [e for e, _, agreed, off in others if agreed.relative_error <= MAX_RELATIVE_ERROR and off <= MAX_OFF]
     best = eps if fits else min(fitting, default=None)
-    verdict, said = OK, "resolves the signal"
+    verdict, judged = OK, "resolves the signal"
     if not fits:
         verdict = DOUBT if too_small or error > MAX_RELATIVE_ERROR else NOTE
-        said = "is too small, rounding makes g noisy" if too_small else "is large, the loss bends within eps"
+        judged = "is too small, rounding makes g noisy" if too_small else "is large, the loss bends within eps"
     off = f"{percent(rounded)} from float32 ({plain}), by {percent(error)}" if dtype != "float32" else percent(error)
     ways = [f"optimizer.eps={best:g}, the smallest that was measured to do"] if best not in (None, eps) else []
     if dtype != "float32" and too_small:
@@ -263,8 +246,8 @@ def judge_resolution(section: Section, rows: list[Row], eps: float, dtype: str, 
     section.add(
         verdict,
         "resolution",
-        f"optimizer.eps={eps:g} {said} in {dtype}: g is off by {off} from the derivative of the loss along z"
-        f" ({count(own[2].directions, 'direction')}). Below, correlation and error are against float32 at that eps",
+        f"optimizer.eps={eps:g} {judged} in {dtype}: g is off by {off} from the derivative of the loss along z"
+        f" ({count(of_run[2].directions, 'direction')}). Below, correlation and error are against float32 at that eps",
         f"try {' or '.join(ways)}"
         if best is not None
         else f"no eps of the table does{'; try ' * bool(ways)}{' or '.join(ways)}",
@@ -284,16 +267,3 @@ def _cells(row: Row) -> tuple[str, ...]:
     correlation = "-" if math.isnan(agreed.correlation) else f"{agreed.correlation:.3f}"
     fractions = (percent(agreed.relative_error), percent(agreed.zeros), percent(slope))
     return f"{eps:g}", dtype, correlation, *fractions, str(agreed.directions)
-
-
-def _judge_zeros(section: Section, rows: list[Row], config: Config) -> None:
-    eps, dtype, loss = zeroth_order(config.optimizer).eps, config.model.computes_in, config.objective.loss
-    own = next((agreed for e, d, agreed, _ in rows if (e, d) == (eps, dtype)), None)
-    if own is None:
-        return
-    ways = "use a larger optimizer.eps, or model.compute_dtype=float32"
-    if not config.objective.is_differentiable:
-        ways = f"objective.loss={loss} is constant almost everywhere; use cross_entropy, a larger batch_size or eps"
-    text = f"g is exactly 0 in {percent(own.zeros) if own.zeros else 'none'} of {count(own.directions, 'direction')}"
-    advice = f"a step with g = 0 changes nothing: {ways}"
-    section.judge("zeros", own.zeros > MAX_ZEROS, text, advice, zeros=own.zeros, directions=own.directions)

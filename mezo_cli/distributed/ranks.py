@@ -65,9 +65,9 @@ class Ranks:
         by_samples = "directions" if getattr(config.optimizer, "points", 1) >= self.size else "rows"
         self.split = config.distributed.split or by_samples
         if not dist.is_initialized():
-            own: dict[str, Any] = {"rank": self.rank, "world_size": self.size, "store": self._store}
+            place: dict[str, Any] = {"rank": self.rank, "world_size": self.size, "store": self._store}
             try:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=self.timeout), **own)
+                dist.init_process_group("gloo", timeout=timedelta(seconds=self.timeout), **place)
             except RuntimeError as error:
                 raise self._lost(error) from error
         self._group = dist.group.WORLD
@@ -81,7 +81,7 @@ class Ranks:
 
     # --- scalars ---
 
-    def own(self, things: Sequence[T]) -> Sequence[T]:
+    def share_of(self, things: Sequence[T]) -> Sequence[T]:
         """Return this rank's share of things that all ranks have in the same order; shares differ by one at most."""
         first, last = (len(things) * number // self.size for number in (self.rank, self.rank + 1))
         return things[first:last]
@@ -127,10 +127,10 @@ class Ranks:
         """
         import torch
 
-        own = values.cpu().contiguous()
-        of_one = own.element_size() * math.prod(own.shape[1:])
-        joined = self.gather(own.numpy().tobytes(), [size * of_one for size in sizes], purpose)
-        return torch.frombuffer(bytearray(joined), dtype=own.dtype).view(sum(sizes), *own.shape[1:])
+        part = values.cpu().contiguous()
+        of_one = part.element_size() * math.prod(part.shape[1:])
+        joined = self.gather(part.numpy().tobytes(), [size * of_one for size in sizes], purpose)
+        return torch.frombuffer(bytearray(joined), dtype=part.dtype).view(sum(sizes), *part.shape[1:])
 
     def first_says(self, flag: bool) -> bool:
         """Return rank 0's flag: one byte of a step."""
@@ -208,8 +208,8 @@ class Ranks:
                 self._call(self._store.set, "end", str(status))
                 self._missing(self._others("ended"), ALIVE_SECONDS)  # the store may be this process's own
             elif not isinstance(error, (RankLost, RunStopped, SystemExit)):
-                known, by_user = isinstance(error, (UserError, RunFailed)), isinstance(error, UserError)
-                text = str(error) if known else f"{type(error).__name__}: {error}"
+                explains_itself, by_user = isinstance(error, (UserError, RunFailed)), isinstance(error, UserError)
+                text = str(error) if explains_itself else f"{type(error).__name__}: {error}"
                 text = "interrupted" if isinstance(error, KeyboardInterrupt) else text
                 report = json.dumps({"rank": self.rank, "by_user": by_user, "text": text})
                 self._call(self._store.compare_set, "error", "", report)  # the first report counts
@@ -352,5 +352,5 @@ def _exit_status(error: BaseException) -> int:
 
 
 def split_sizes(count: int, size: int) -> list[int]:
-    """Return how many of `count` things each rank takes, as `Ranks.own` shares them."""
+    """Return how many of `count` things each rank takes, as `Ranks.share_of` shares them."""
     return [count * (rank + 1) // size - count * rank // size for rank in range(size)]

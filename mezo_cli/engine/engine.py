@@ -68,7 +68,7 @@ class Engine:
         session.objective = by_engine.attach(session.objective, self, rows[:CHECKED_ROWS])
 
     @torch.no_grad()
-    def check(self, forward: PerturbedForward, own: Callable[[], Tensor], by_engine: Callable[[], Tensor]) -> None:
+    def check(self, forward: PerturbedForward, by_model: Callable[[], Tensor], by_engine: Callable[[], Tensor]) -> None:
         """Compare scores by the engine with the model's own, at theta and with perturbed weights, once in a process.
 
         Both compute those of some rows, with theta or one sign: [rows, ...].
@@ -76,10 +76,10 @@ class Engine:
         if self._server.is_started:
             return
         direction = Direction(self.config.seed, 0)
-        plain, tolerance = own(), TOLERANCE[self._settings.dtype]
+        plain, tolerance = by_model(), TOLERANCE[self._settings.dtype]
         for c in CHECKED_C:
             with forward.perturbed(direction, c):
-                wanted = torch.stack([plain, *forward.forward_per_sign(own)])
+                wanted = torch.stack([plain, *forward.forward_per_sign(by_model)])
             allowed = tolerance * float(wanted.abs().max())
             moved = min(float((a - b).abs().max()) for a, b in combinations(wanted, 2))
             if moved >= MOVED * allowed:

@@ -66,8 +66,8 @@ class Members:
     def ask(self, prompts: Prompts, settings: Settings) -> list[list[Any]]:
         """Return the answers to each prompt for each member whose weights are active: [signs][prompts]."""
         wanted = _members(self._forward.perturbation)
-        known = {*self._answers, *self._left, *(member for members, _ in self._sent for member in members)}
-        if self._request != (prompts, settings) or not known.issuperset(wanted):
+        begun = {*self._answers, *self._left, *(member for members, _ in self._sent for member in members)}
+        if self._request != (prompts, settings) or not begun.issuperset(wanted):
             self.forget()
             self._request = prompts, settings
             upcoming = [member for point in self._forward.upcoming for member in _members(point)]
@@ -182,15 +182,15 @@ class Adapters(Members):
         folder = Path(self._root.name) / f"{Path(self._root.name).name}-{self._count}"
         shutil.copytree(self._template, folder)
         tensors = {}
-        for name, own in self._names.items():
+        for name, name_in_file in self._names.items():
             p = self._params.tensors[name]
             if member.direction is None:
-                tensors[own] = p.detach().cpu().clone()
+                tensors[name_in_file] = p.detach().cpu().clone()
             else:
                 span = self._params.span_of[name]
                 out = p.new_empty(span.numel)
                 self._params.noise.perturb(member.direction, span, member.c, out)
-                tensors[own] = out[: p.numel()].view(p.shape).cpu()
+                tensors[name_in_file] = out[: p.numel()].view(p.shape).cpu()
         save_file(tensors, folder / WEIGHTS)
         (folder / WEIGHTS).chmod(0o644)  # which is written for its owner alone
         return str(folder)
@@ -260,7 +260,7 @@ class WorkerWeights(Members):
             self._call("perturb", **member._asdict())
         name, salt = self._server.model, {"cache_salt": self._salt}
         asked = zip(prompts, settings, strict=True)
-        return [self._server.complete_all([(name, prompt, {**own, **salt}) for prompt, own in asked])]
+        return [self._server.complete_all([(name, prompt, {**of_prompt, **salt}) for prompt, of_prompt in asked])]
 
     def follow(self, optimizer: Optimizer, record: StepRecord) -> None:
         """Let the workers apply the scalars of the record."""
@@ -280,8 +280,8 @@ class WorkerWeights(Members):
         for numbers, sha256 in (block for of_worker in self._call("digests") for block in of_worker):
             block = Block(*numbers)
             name, p = tensors[block.tensor]
-            own = p.detach().view(as_matrix(p.shape))[block.source]
-            if digest(own.cpu().numpy()) != sha256:
+            held = p.detach().view(as_matrix(p.shape))[block.source]
+            if digest(held.cpu().numpy()) != sha256:
                 wrong.add(name)
         if wrong:
             raise RunFailed(f"the engine's weights are not those of the trajectory: {join(sorted(wrong)[:3])}")

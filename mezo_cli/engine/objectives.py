@@ -26,14 +26,14 @@ class EngineScores:
     """Lets an engine score the label words of objective lm and the candidates of choice; both signs in one request."""
 
     @staticmethod
-    def longest(own: Lm | Choice, rows: Sequence[Any]) -> int:
+    def longest(objective: Lm | Choice, rows: Sequence[Any]) -> int:
         """Return the tokens of the longest prompt with its longest candidate, whose last token is only scored."""
-        return max(len(ids) for ids, _ in texts_of(own.scorer, rows)) - 1
+        return max(len(ids) for ids, _ in texts_of(objective.scorer, rows)) - 1
 
     @staticmethod
-    def attach(own: Scored, engine: Engine, rows: Sequence[Any]) -> Scored:
+    def attach(objective: Scored, engine: Engine, rows: Sequence[Any]) -> Scored:
         """Let an engine score the candidates of an objective; compare some scores when it has just started."""
-        members, scorer = engine.attach(own.loaded, own.forward), own.scorer
+        members, scorer = engine.attach(objective.loaded, objective.forward), objective.scorer
 
         def by_engine(batch: Batch) -> Tensor:
             texts = texts_of(scorer, batch.rows)
@@ -42,10 +42,12 @@ class EngineScores:
         def comparable(scores: Tensor) -> Tensor:  # the model's own may be without the prompt's normalizer
             return scores if scorer.normalizes_first else scores.log_softmax(-1)
 
-        batch = own.collate(rows)
-        engine.check(own.forward, lambda: comparable(scorer.log_probs(batch)), lambda: comparable(by_engine(batch)))
+        batch = objective.collate(rows)
+        engine.check(
+            objective.forward, lambda: comparable(scorer.log_probs(batch)), lambda: comparable(by_engine(batch))
+        )
         scorer.engine = by_engine
-        return own
+        return objective
 
 
 def texts_of(scorer: CandidateScorer, rows: Sequence[Any]) -> list[tuple[list[int], int]]:
@@ -66,25 +68,25 @@ class EngineAnswers:
         self._members, self._tokenizer, self._ends = members, tokenizer, ends
 
     @staticmethod
-    def longest(own: Generation, rows: Sequence[PromptRow]) -> int:
+    def longest(objective: Generation, rows: Sequence[PromptRow]) -> int:
         """Return the tokens of the longest prompt with its answer, or with a completion."""
-        assert isinstance(own.config.objective, GenerateConfig)
-        room = own.config.objective.completion_tokens(own.config)
+        assert isinstance(objective.config.objective, GenerateConfig)
+        room = objective.config.objective.completion_tokens(objective.config)
         return max(len(row.input_ids) + max(len(row.answer_ids), room) for row in rows)
 
     @staticmethod
-    def attach(own: Generation, engine: Engine, rows: Sequence[PromptRow]) -> Generation:
+    def attach(objective: Generation, engine: Engine, rows: Sequence[PromptRow]) -> Generation:
         """Let an engine complete the prompts and score the answers of an objective from now on.
 
         When it has just started, the losses of the rows' last tokens are compared with the model's own.
         """
-        members = engine.attach(own.loaded, own.forward)
-        answers = EngineAnswers(members, own.loaded.tokenizer, own.decoder.ends)
+        members = engine.attach(objective.loaded, objective.forward)
+        answers = EngineAnswers(members, objective.loaded.tokenizer, objective.decoder.ends)
         scored = [with_last_tokens_scored(row) for row in rows]
-        batch = own.collate(scored)
-        engine.check(own.forward, lambda: own.answer_losses(batch).cpu(), lambda: answers.losses(scored))
-        own.engine = answers
-        return own
+        batch = objective.collate(scored)
+        engine.check(objective.forward, lambda: objective.answer_losses(batch).cpu(), lambda: answers.losses(scored))
+        objective.engine = answers
+        return objective
 
     def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Complete each prompt; with a temperature by the engine's random numbers of the prompt's seed."""

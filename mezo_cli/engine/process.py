@@ -43,8 +43,8 @@ class VllmServer(Server):
         (folder / "packages").mkdir()  # of mezo's environment the server sees this package alone
         (folder / "packages" / "mezo_cli").symlink_to(Path(__file__).resolve().parents[1])
         command = [of_server(settings, "python"), "-m", PROGRAM, *self._arguments(settings, model, max_length, rank)]
-        own = {**VARIABLES, "PYTHONPATH": str(folder / "packages"), "VLLM_RPC_BASE_PATH": str(folder)}
-        own["VLLM_SERVER_DEV_MODE" if rank is None else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        variables = {**VARIABLES, "PYTHONPATH": str(folder / "packages"), "VLLM_RPC_BASE_PATH": str(folder)}
+        variables["VLLM_SERVER_DEV_MODE" if rank is None else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", supervisor.__file__, str(os.getpid()), *command],
@@ -52,7 +52,7 @@ class VllmServer(Server):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env=environment(settings.tensor_parallel) | own,
+                env=environment(settings.tensor_parallel) | variables,
                 start_new_session=True,  # Ctrl-C is mezo's alone
             )
         if not self._listens():
@@ -122,17 +122,17 @@ def environment(tensor_parallel: int) -> dict[str, str]:
     Of the GPUs that it may see a rank gets the next `tensor_parallel` after those of the ranks before it on this
     machine, and so many groups of CPUs. Without ranks vLLM chooses, but for CPUs: it wants a NUMA node per process.
     """
-    given, cpus = os.environ, sorted(os.sched_getaffinity(0))
-    left_out = ("PYTHON", "VIRTUAL_ENV", *(OF_RANKS if "RANK" in given else ()))
-    kept = {key: value for key, value in given.items() if not key.startswith(left_out)}
-    if "RANK" not in given:
+    before, cpus = os.environ, sorted(os.sched_getaffinity(0))
+    left_out = ("PYTHON", "VIRTUAL_ENV", *(OF_RANKS if "RANK" in before else ()))
+    kept = {key: value for key, value in before.items() if not key.startswith(left_out)}
+    if "RANK" not in before:
         shared = {} if tensor_parallel == 1 else {BIND: "|".join(cpu_groups(cpus, tensor_parallel))}
         return shared | kept
-    rank = int(given.get("LOCAL_RANK", given["RANK"]))
-    count = int(given.get("LOCAL_WORLD_SIZE", given["WORLD_SIZE"])) * tensor_parallel
-    own = slice(rank * tensor_parallel, (rank + 1) * tensor_parallel)
-    gpus = given[GPUS].split(",") if GPUS in given else list(map(str, range(count)))
-    return kept | {BIND: "|".join(cpu_groups(cpus, count)[own]), GPUS: ",".join(gpus[own])}
+    rank = int(before.get("LOCAL_RANK", before["RANK"]))
+    count = int(before.get("LOCAL_WORLD_SIZE", before["WORLD_SIZE"])) * tensor_parallel
+    share = slice(rank * tensor_parallel, (rank + 1) * tensor_parallel)
+    gpus = before[GPUS].split(",") if GPUS in before else list(map(str, range(count)))
+    return kept | {BIND: "|".join(cpu_groups(cpus, count)[share]), GPUS: ",".join(gpus[share])}
 
 
 def cpu_groups(cpus: Sequence[int], count: int) -> list[str]:

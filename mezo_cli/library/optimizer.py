@@ -186,8 +186,8 @@ class MezoOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict with the step number, the settings and the moments; the model's weights are not."""
-        own = {"steps": self.steps} | {name: getattr(self.settings, name) for name in SAVED}
-        return super().state_dict() | own | self.settings.method_settings() | self._updates.state()
+        settings = {"steps": self.steps} | {name: getattr(self.settings, name) for name in SAVED}
+        return super().state_dict() | settings | self.settings.method_settings() | self._updates.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the step of a state dict, of this run; the model must have the weights of that step."""
@@ -200,10 +200,10 @@ class MezoOptimizer(torch.optim.Optimizer):
             value, other = getattr(self.settings, name), state_dict.get(name, StepSettings.model_fields[name].default)
             if (tuple(other) if isinstance(other, list) else other) != value:
                 raise UserError(f"state_dict: its {name} is {other}, this optimizer's is {value}")
-        own = [group["names"] for group in self.param_groups]
-        if [group.get("names") for group in state_dict["param_groups"]] != own:
+        names = [group["names"] for group in self.param_groups]
+        if [group.get("names") for group in state_dict["param_groups"]] != names:
             raise UserError("state_dict: its groups are not of the same tensors, by name, as this optimizer's")
-        updates = Updates(self.forward.params, own, self.settings)
+        updates = Updates(self.forward.params, names, self.settings)
         updates.load_state(state_dict, state_dict["steps"])
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self._updates, self.steps = updates, state_dict["steps"]
@@ -236,10 +236,16 @@ class MezoOptimizer(torch.optim.Optimizer):
         if loss.grad_fn is not None:
             self.unreachable = self.forward.params.select_reachable(loss)
         del loss  # and its graph
-        direction = Direction(self.settings.seed, self.steps)
-        self.uncovered = find_uncovered(self.forward, closure, direction, self.settings.eps)
+        params, direction = self.forward.params, Direction(self.settings.seed, self.steps)
+        reads = _PlainReads(params.tensors)
+        # What forwards call of the noise runs outside the watch: it has to read theta, and may compile its kernels.
+        methods = {name: _disable_current_modes()(getattr(params.noise, name)) for name in ("perturb", "perturb_rows")}
+        unwatched = swapped("noise", {params: SimpleNamespace(has_factors=False, **methods)})
+        with unwatched, self.forward.perturbed(direction, self.settings.eps, (1,)), reads:
+            closure()
+        self.uncovered = [name for name in params.tensors if name in reads.names_read]
         self.forward.perturb_whole(self.uncovered)
-        self._updates.keep(self.forward.params.tensors)
+        self._updates.keep(params.tensors)
         if self.unreachable:
             left = len(self.unreachable) - NAMES_SHOWN
             shown = join(self.unreachable[:NAMES_SHOWN]) + (f" and {left} more" if left > 0 else "")
@@ -356,20 +362,6 @@ class _ActivationNeededError(Exception):
 
 def _refuse_activation(packed: None) -> Tensor:
     raise _ActivationNeededError
-
-
-def find_uncovered(forward: PerturbedForward, run: Callable[[], object], direction: Direction, eps: float) -> list[str]:
-    """Run a forward with perturbed weights and return the names of the tensors whose plain values it reads.
-
-    Every operation that the forward dispatches is looked at, except the noise's own. `run` runs the model once.
-    """
-    reads, noise = _PlainReads(forward.params.tensors), forward.params.noise
-    # What forwards call of the noise runs outside the watch: it has to read theta, and may compile its kernels.
-    methods = {name: _disable_current_modes()(getattr(noise, name)) for name in ("perturb", "perturb_rows")}
-    unwatched = swapped("noise", {forward.params: SimpleNamespace(has_factors=False, **methods)})
-    with unwatched, forward.perturbed(direction, eps, (1,)), reads:
-        run()
-    return [name for name in forward.params.tensors if name in reads.names_read]
 
 
 class _PlainReads(TorchDispatchMode):

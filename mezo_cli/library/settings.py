@@ -40,16 +40,6 @@ class StepSettings(OptimizerConfig):
         """The runner's name of the optimizer."""
         return "mezo_adam" if self.betas else "mezo_momentum" if self.momentum else "mezo"
 
-    def make_optimizer(self) -> Mezo:
-        """Return an optimizer of the runner; learning rate and weight decay are its groups'."""
-        values = {name: getattr(self, name) for name in ("eps", "samples", "sample_schedule", "noise")}
-        if self.betas:
-            values |= {"beta1": self.betas[0], "beta2": self.betas[1]}
-        elif self.momentum:
-            values["momentum"] = self.momentum
-        config = make_config(self.method, **values)
-        return cast("type[Mezo]", OPTIMIZERS.implementation(config.name))(config, self.seed, self.total_steps or 1)
-
     def method_settings(self) -> dict[str, Any]:
         """Return what a state dict and a trajectory say of the method, as JSON has it; empty for MeZO itself."""
         is_plain = self.method == "mezo" and self.sample_schedule == "constant"
@@ -106,10 +96,10 @@ def _group(model: nn.Module, entry: Any) -> dict[str, Any]:
     chosen = _select(model, entry["params"])
     if not chosen:
         raise UserError("params: no trainable tensor is chosen")
-    own: dict[str, Any] = {name: entry[name] for name in ("lr", "weight_decay") if name in entry}
-    settings = validate(StepSettings, {"name": "mezo", **own}).model_dump()
-    own = {name: settings[name] for name in own}  # Python's own numbers
-    return {**own, "params": list(chosen.values()), "names": list(chosen)}
+    rates: dict[str, Any] = {name: entry[name] for name in ("lr", "weight_decay") if name in entry}
+    settings = validate(StepSettings, {"name": "mezo", **rates}).model_dump()
+    rates = {name: settings[name] for name in rates}  # Python's own numbers
+    return {**rates, "params": list(chosen.values()), "names": list(chosen)}
 
 
 def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
@@ -139,8 +129,15 @@ class Updates:
 
     def __init__(self, params: Params, groups: Sequence[Collection[str]], settings: StepSettings) -> None:
         self._parts: list[tuple[Params, Mezo]] = []
+        values = {name: getattr(settings, name) for name in ("eps", "samples", "sample_schedule", "noise")}
+        if settings.betas:
+            values |= {"beta1": settings.betas[0], "beta2": settings.betas[1]}
+        elif settings.momentum:
+            values["momentum"] = settings.momentum
+        config = make_config(settings.method, **values)  # learning rate and weight decay are the groups'
+        optimizer_class = cast("type[Mezo]", OPTIMIZERS.implementation(config.name))
         for names in groups:
-            optimizer = settings.make_optimizer()
+            optimizer = optimizer_class(config, settings.seed, settings.total_steps or 1)
             if self._parts and isinstance(optimizer.update, BlockUpdate):
                 first = self._parts[0][1].update
                 assert isinstance(first, BlockUpdate)
@@ -166,8 +163,8 @@ class Updates:
         for group, (params, optimizer) in zip(groups, self._parts, strict=True):
             if params.tensors:
                 optimizer.config = optimizer.config.replace(weight_decay=group["weight_decay"])
-                own = [(step, grads, lr * group["lr_ratio"]) for step, grads, lr in records]
-                optimizer.apply_updates(params, own)
+                of_group = [(step, grads, lr * group["lr_ratio"]) for step, grads, lr in records]
+                optimizer.apply_updates(params, of_group)
 
     def state(self) -> dict[str, Any]:
         """Return the weight decay that each group has deferred, and the moments where there are some."""

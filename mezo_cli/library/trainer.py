@@ -38,12 +38,12 @@ class MezoTrainer(Trainer):
     def __init__(self, *args: Any, mezo: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.mezo = dict(mezo or {})
-        known = [*signature(MezoOptimizer).parameters][1:]  # without the model
+        arguments = [*signature(MezoOptimizer).parameters][1:]  # without the model
         for name in self.mezo:
             if name in FROM_ARGS:
                 raise UserError(f"mezo: {name} is that of TrainingArguments({FROM_ARGS[name]}=...)")
-            if name not in known:
-                raise UserError(f"mezo: MezoOptimizer has no argument {name!r}{did_you_mean(str(name), known)}")
+            if name not in arguments:
+                raise UserError(f"mezo: MezoOptimizer has no argument {name!r}{did_you_mean(str(name), arguments)}")
         if self.optimizer is not None or self.optimizer_cls_and_kwargs is not None:
             raise UserError("MezoTrainer makes its optimizer itself: give its settings as mezo={...}")
         if self.args.n_gpu > 1 or self.is_deepspeed_enabled or self.is_fsdp_enabled:
@@ -68,8 +68,8 @@ class MezoTrainer(Trainer):
             settings = {"params": self._groups(self.model), **self.mezo}
             if not self.is_world_process_zero():
                 settings.pop("trajectory", None)
-            own = {name: getattr(self.args, field) for name, field in FROM_ARGS.items()}
-            self.optimizer = TwoPartOptimizer(self.model, **settings, **own)
+            of_arguments = {name: getattr(self.args, field) for name, field in FROM_ARGS.items()}
+            self.optimizer = TwoPartOptimizer(self.model, **settings, **of_arguments)
         return self.optimizer
 
     def _groups(self, model: nn.Module) -> list[dict[str, Any]] | None:
@@ -127,9 +127,9 @@ class MezoTrainer(Trainer):
         The Trainer goes by the signature. A classifier takes the argument and ignores it: the Trainer would then add up
         the means of the micro-batches.
         """
-        known: bool | None = getattr(self, "loss_is_scaled_for_ga", None)
-        if known is not None:
-            return known
+        by_trainer: bool | None = getattr(self, "loss_is_scaled_for_ga", None)
+        if by_trainer is not None:
+            return by_trainer
         with torch.no_grad(), in_eval_mode(model):
             once, twice = (self._loss(model, dict(batch), times * num_items) for times in (1, 2))
         return not torch.equal(once, twice)

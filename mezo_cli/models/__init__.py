@@ -14,21 +14,3 @@ from mezo_cli.models.loading import (
     untie,
 )
 from mezo_cli.models.stored_tensors import check_fingerprint, fingerprint, load_initial_state, save_initial_state
-
-__all__ = [
-    "CAUSAL_LM",
-    "MASKED_LM",
-    "SEQUENCE_CLASSIFIER",
-    "LoadedModel",
-    "ModelKind",
-    "check_fingerprint",
-    "fingerprint",
-    "load",
-    "load_initial_state",
-    "load_tokenizer",
-    "pick_device",
-    "resolved",
-    "save",
-    "save_initial_state",
-    "untie",
-]

@@ -109,12 +109,12 @@ def _from_hub(config: ModelConfig, weights: bool) -> Path:
     except UserError:
         raise
     except Exception as error:  # huggingface_hub's and its HTTP library's; OSError from the disk
-        known = [text for kind, text in _REASONS if isinstance(error, kind)]
+        reasons = [text for kind, text in _REASONS if isinstance(error, kind)]
         cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
         reason = f"{type(cause).__name__}: {first_line(cause)}"
         if cached_only and isinstance(error, errors.EntryNotFoundError):
             reason = not_cached(f"{missing} of {config.path}", config.path, config.revision)
-        reason = known[0].replace("URL", f"{hub_url()}/{config.path}") if known else f"{reason}; {HOW_OFFLINE}"
+        reason = reasons[0].replace("URL", f"{hub_url()}/{config.path}") if reasons else f"{reason}; {HOW_OFFLINE}"
         raise UserError(f"{failed}: {reason}") from error
     return folder
 

@@ -15,6 +15,6 @@ def has_fast_float16(device: torch.device) -> bool:
     return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def worth_measuring(device: torch.device, own: str) -> list[str]:
+def worth_measuring(device: torch.device, of_run: str) -> list[str]:
     """Return the dtypes of forwards that are compared with a run's own: not a float16 that is slow."""
-    return [name for name in DTYPES if name != "float16" or name == own or has_fast_float16(device)]
+    return [name for name in DTYPES if name != "float16" or name == of_run or has_fast_float16(device)]

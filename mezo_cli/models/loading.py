@@ -291,19 +291,19 @@ def label_layer(model: Any) -> nn.Linear | None:
 
 def _name_classes(model: Any, stored: Any, lists: Sequence[Sequence[str]], fresh: list[str], path: str) -> None:
     """Put a trained head's classes into the order of the first list by name, and write that to the model's config."""
-    known, labels = [str(stored.id2label[i]) for i in sorted(stored.id2label)], lists[0]
-    numbers = {name.casefold(): i for i, name in enumerate(known)}
+    classes, labels = [str(stored.id2label[i]) for i in sorted(stored.id2label)], lists[0]
+    numbers = {name.casefold(): i for i, name in enumerate(classes)}
     orders = ([numbers.get(name.casefold(), -1) for name in names] for names in lists)
     order = next((order for order in orders if sorted(order) == [*range(len(labels))]), None)
     if all("pooler" in key for key in fresh) and order != sorted(order or ()):
-        layer, said = label_layer(model), f"the checkpoint's classes ({join(known)}) are"
+        layer, found = label_layer(model), f"the checkpoint's classes ({join(classes)}) are"
         if order is not None and layer is None:
-            raise UserError(f"model.path={path}: {said} not in the order {join(labels)}, and no linear layer has them")
+            raise UserError(f"model.path={path}: {found} not in the order {join(labels)}, and no linear layer has them")
         for tensor in (layer.weight, layer.bias) if order is not None and layer is not None else ():
             if tensor is not None:
                 tensor.data = tensor.data[order]
         how = "taken as" if order is None else "matched by name with"
-        log.warning("%s %s %s, in this order", said, how, join(labels))
+        log.warning("%s %s %s, in this order", found, how, join(labels))
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 

@@ -203,8 +203,8 @@ def matrices_of(model: Any, how: str, name: str) -> dict[str, nn.Linear]:
     """Return path -> matrix of those that are quantised: all of the numbered layers."""
     matrices = {}
     for path, module in model.named_modules():
-        own = [p for p in module.parameters(recurse=False) if p.dim() > 1]
-        if not own or not re.search(r"\.\d+\.", path):
+        matrices_of_module = [p for p in module.parameters(recurse=False) if p.dim() > 1]
+        if not matrices_of_module or not re.search(r"\.\d+\.", path):
             continue
         if type(module) is not nn.Linear:
             raise UserError(

@@ -29,11 +29,11 @@ def map_quantized(model: Any, how: str, files: Sequence[Path], name: str) -> lis
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mezo" / f"{key}-{how}"
     matrices, made = matrices_of(model, how, name), []
     for prefix, paths in groupby(matrices, lambda path: re.split(r"(\.\d+)\.", path, maxsplit=1)[0:2]):
-        file, own = folder / f"{''.join(prefix)}.safetensors", list(paths)
+        file, of_file = folder / f"{''.join(prefix)}.safetensors", list(paths)
         made.append(file)
         if not file.exists():
             tensors = {}
-            for path in own:
+            for path in of_file:
                 tensors[f"{path}.bits"], tensors[f"{path}.scale"] = quantize(how, matrices[path].weight.data)
                 release_file_pages(matrices[path].weight.data)
             try:
@@ -44,7 +44,7 @@ def map_quantized(model: Any, how: str, files: Sequence[Path], name: str) -> lis
             del tensors
             trim_malloc()
         stored, _ = read_tensors(file)
-        for path in own:
+        for path in of_file:
             layer = QuantizedLinear(how, matrices[path], stored[f"{path}.bits"], stored[f"{path}.scale"])
             model.set_submodule(path, layer)
     widen(model)

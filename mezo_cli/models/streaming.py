@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,11 +85,9 @@ class StreamedLayers:
             yield
         self._end(number)
 
-    @contextmanager
-    def unread(self) -> Iterator[None]:
+    def unread(self) -> AbstractContextManager[None]:
         """Let layers run inside the block without being read or given back."""
-        with swapped("_held", {self: True}):
-            yield
+        return swapped("_held", {self: True})
 
     def _begin(self, number: int) -> None:
         """Ask for the layer after this one; the last one is followed by the first that does not stay in memory."""

@@ -8,5 +8,3 @@ The tables of names are in config/registry.py. Nothing here imports torch.
 """
 
 from mezo_cli.config.registry import LOSSES, METRICS, OBJECTIVES
-
-__all__ = ["LOSSES", "METRICS", "OBJECTIVES"]

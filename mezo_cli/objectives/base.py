@@ -183,8 +183,8 @@ class Objective:
         of_all = torch.cat(values)[: sizes[ranks.rank]]
         if ranks.size > 1:
             of_all = ranks.gather_parts(of_all, sizes, "evaluation")
-            own = json.dumps(records[: sizes[ranks.rank]])
-            records = [record for text in ranks.exchange(own) for record in json.loads(text)]
+            texts = ranks.exchange(json.dumps(records[: sizes[ranks.rank]]))
+            records = [record for text in texts for record in json.loads(text)]
         places = np.argsort([i for share in shares for i in share])
         return of_all[torch.from_numpy(places)], [records[i] for i in places] if records else []
 
@@ -265,8 +265,8 @@ class BatchLoss:
         It is nan if an output of the model is not finite, and differentiable under `torch.enable_grad`.
         """
         if self._objective.loss_from_counts:
-            own = self._of_members(lambda: torch.stack(list(map(self._objective.counts, self._batches))).sum(dim=0))
-            counts = self._ranks.gather_parts(own.unsqueeze(0), [1] * self._ranks.size, "step").sum(dim=0)
+            of_rank = self._of_members(lambda: torch.stack(list(map(self._objective.counts, self._batches))).sum(dim=0))
+            counts = self._ranks.gather_parts(of_rank.unsqueeze(0), [1] * self._ranks.size, "step").sum(dim=0)
             losses = self._objective.from_counts(counts)
         else:
             losses = torch.stack([mean_over_rows(of_rows) for of_rows in self.rows()])

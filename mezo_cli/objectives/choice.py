@@ -41,8 +41,8 @@ class Choice(Objective):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         assert isinstance(config.objective, ChoiceConfig)
-        self._own, model = config.objective, loaded.model
-        self.loss_from_counts = self._own.loss == "lm"
+        self._settings, model = config.objective, loaded.model
+        self.loss_from_counts = self._settings.loss == "lm"
         self.scorer = CandidateScorer(model, forward, _texts_of, "choice", normalizes_first=True)
         self.supports_paired_forward, self.frozen = self.scorer.is_packed, self.scorer.frozen
 
@@ -71,7 +71,7 @@ class Choice(Objective):
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
         log_probs = self.scorer.log_probs(batch) if log_probs is None else log_probs
         counts = batch.layout["counts"]
-        scores = log_probs / counts.clamp(min=1) if self._own.normalize == "mean" else log_probs
+        scores = log_probs / counts.clamp(min=1) if self._settings.normalize == "mean" else log_probs
         return scores.masked_fill(counts == 0, -math.inf)
 
     def outputs(self, batch: Batch) -> Tensor:
@@ -101,7 +101,7 @@ class Choice(Objective):
     def row_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each row, [1, rows] or [2, rows]: cross-entropy, or 1 for a wrong prediction."""
         scores = self.scores(batch)
-        if self._own.loss == "accuracy":
+        if self._settings.loss == "accuracy":
             return 1.0 - _is_right(scores, batch)
         assert cross_entropy.of_rows is not None
         return torch.stack([cross_entropy.of_rows(of_sign, batch.labels) for of_sign in scores])
@@ -126,8 +126,8 @@ class Choice(Objective):
         values = [cross_entropy.of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
         values += [-_of_trained(log_probs, batch)[0], tokens[0].to(scores)]
         table = torch.cat([torch.stack(values, dim=1), scores[0]], dim=1).cpu()  # the one wait for the device
-        said = zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True)
-        return table[:, : len(VALUES)], [self._record(row, scores) for row, scores in said]
+        of_rows = zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True)
+        return table[:, : len(VALUES)], [self._record(row, scores) for row, scores in of_rows]
 
     def _record(self, row: ChoiceRow, padded: np.ndarray) -> dict[str, Any]:
         scores = padded[: len(row.texts)]
@@ -151,7 +151,7 @@ class Choice(Objective):
             "cross_entropy": mean_of(losses),
             "lm": mean_of(lm_losses, tokens),
             "accuracy": mean_of(1.0 - right),
-        }[self._own.loss]
+        }[self._settings.loss]
         accuracy = float(right.mean())
         loss = float(of_loss(np.arange(len(right))[None])[0]) if bool(values.isfinite().all()) else math.nan
         samples, text = {"accuracy": right == 1.0, "loss": of_loss}, f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}"

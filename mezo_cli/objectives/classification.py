@@ -104,21 +104,21 @@ class Classification(Objective):
         labels, predicted = torch.tensor([row.label for row in rows]), values.argmax(dim=-1)
         right, counts = (predicted == labels).numpy(), Counter(predicted.tolist())
         shares = zip(predicted.tolist(), values.double().softmax(dim=-1).tolist(), strict=True)
-        said = [{"predicted": names[i], "probabilities": dict(zip(names, row, strict=True))} for i, row in shares]
+        found = [{"predicted": names[i], "probabilities": dict(zip(names, row, strict=True))} for i, row in shares]
         # The accuracy and f1 losses would count a logit that is not finite as a wrong prediction.
         is_finite = bool(values.isfinite().all())
         loss = float(self._loss(values, labels)) if is_finite else math.nan
         metrics: dict[str, float] = {"accuracy": float(right.mean())}
         samples: dict[str, Any] = {"accuracy": right, "loss": self._loss.samples(values, labels)}
         if metric not in samples:
-            own: Metric = METRICS.load(metric)
-            metrics[metric] = own(values.numpy(), labels.numpy())
-            samples[metric] = own.samples(values.numpy(), labels.numpy())
+            function: Metric = METRICS.load(metric)
+            metrics[metric] = function(values.numpy(), labels.numpy())
+            samples[metric] = function.samples(values.numpy(), labels.numpy())
         by_label = {name: counts.get(i, 0) for i, name in enumerate(names)}
         fractions = ", ".join(f"{name} {100 * n / len(rows):.0f}%" for name, n in by_label.items())
         others = "".join(f"  {name} {value:.3f}" for name, value in metrics.items() if name != "accuracy")
         text = f"accuracy {100 * metrics['accuracy']:5.1f}%  loss {loss:.4f}{others}  predicted {fractions}"
-        kept = said if is_finite and records is not None else []
+        kept = found if is_finite and records is not None else []
         return Evaluation(loss, metrics, values, kept, {"predicted": by_label}, samples, text)
 
     def describe(self) -> dict[str, Any]:

@@ -49,9 +49,9 @@ def collate(rows: Rows, loaded: LoadedModel, arrays: Arrays | None = None) -> Ba
         if "token_type_ids" in loaded.tokenizer.model_input_names:
             types[is_token] = np.concatenate([row.token_type_ids for row in rows])
             arrays["token_type_ids"] = types
-    own = {"labels of rows": [row.label for row in rows], "positions of rows": [row.position for row in rows]}
-    layout = to_device(arrays | {name: np.array(values) for name, values in own.items()}, loaded.device)
-    return Batch(rows, layout, *(layout.pop(name) for name in own))
+    of_rows = {"labels of rows": [row.label for row in rows], "positions of rows": [row.position for row in rows]}
+    layout = to_device(arrays | {name: np.array(values) for name, values in of_rows.items()}, loaded.device)
+    return Batch(rows, layout, *(layout.pop(name) for name in of_rows))
 
 
 def batches_by_length(rows: Rows, size: int) -> list[list[int]]:

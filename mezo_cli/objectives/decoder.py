@@ -199,7 +199,7 @@ class CandidateScorer:
 
     def _log_sum(self, hidden: Tensor, rows: Tensor) -> Tensor:
         logits = drawn_in_float32(self._forward, self.head, rows)
-        return torch.cat([logits(some).logsumexp(-1) for some in hidden.split(_POSITIONS, dim=1)], dim=-1)
+        return torch.cat([logits(part).logsumexp(-1) for part in hidden.split(_POSITIONS, dim=1)], dim=-1)
 
 
 def sum_of_candidates(log_probs: Tensor, layout: Mapping[str, Tensor]) -> Tensor:
@@ -218,10 +218,10 @@ def plain_log_probs(loaded: LoadedModel, row: Row, number: int, normalizes_first
     """Return the log-probabilities of a candidate's scored tokens by the model's own forward, with it alone."""
     prompt, candidates, scored = row
     ids = torch.tensor([*prompt, *candidates[number]]).to(loaded.device)
-    own = ids[-scored[number] :]
-    logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()[-len(own) - 1 : -1]
+    last = ids[-scored[number] :]
+    logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()[-len(last) - 1 : -1]
     first = 0 if normalizes_first else 1
-    return torch.cat([logits[:first], logits[first:].log_softmax(-1)]).gather(1, own.unsqueeze(1)).squeeze(1)
+    return torch.cat([logits[:first], logits[first:].log_softmax(-1)]).gather(1, last.unsqueeze(1)).squeeze(1)
 
 
 class Lm(Classification):
@@ -349,7 +349,7 @@ def pad(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
         input_ids and attention_mask, [continuations of all rows, length].
     """
     texts = [[*prompt, *ids] for prompt, continuations in rows for ids in continuations]
-    length, firsts = max(map(len, texts)), list(accumulate((len(own) for _, own in rows), initial=0))
+    length, firsts = max(map(len, texts)), list(accumulate((len(ids) for _, ids in rows), initial=0))
 
     def place(row: int, number: int, token: int) -> int:
         return (firsts[row] + number) * length + len(rows[row][0]) + token

@@ -283,13 +283,11 @@ class GumbelNoise:
         blocks = torch.arange(-(-words // 4), device=device)
         counter = [blocks, *(torch.full((), number, device=device) for number in (position, self._step, 0))]
         rows = max(1, BLOCKS // len(blocks)) if device.type == "cpu" else len(self._keys)
-        drawn = torch.cat([_gumbel(counter, keys) for keys in self._keys.split(rows)])[:, :words]
-        return drawn if self._places is None else drawn[self._places]
-
-
-def _gumbel(counter: Sequence[Tensor], keys: Tensor) -> Tensor:
-    """Return four Gumbel numbers per block of each key, float32 [keys, 4 blocks]."""
-    drawn = philox(counter[0], counter[1], counter[2], counter[3], keys[:, :1], keys[:, 1:])
-    low = torch.stack([word.to(torch.int32) for word in drawn], dim=-1) & ((1 << BITS) - 1)
-    uniform = (low.flatten(1).float() + 0.5) * 2.0**-BITS
-    return -torch.log(-torch.log1p(-uniform))
+        numbers = list[Tensor]()  # four per block of each key, float32 [keys, 4 blocks]
+        for keys in self._keys.split(rows):
+            drawn = philox(counter[0], counter[1], counter[2], counter[3], keys[:, :1], keys[:, 1:])
+            low = torch.stack([word.to(torch.int32) for word in drawn], dim=-1) & ((1 << BITS) - 1)
+            uniform = (low.flatten(1).float() + 0.5) * 2.0**-BITS
+            numbers.append(-torch.log(-torch.log1p(-uniform)))
+        of_keys = torch.cat(numbers)[:, :words]
+        return of_keys if self._places is None else of_keys[self._places]

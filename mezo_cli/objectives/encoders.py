@@ -150,7 +150,8 @@ class Mlm(_Encoder):
         self._label_rows = torch.tensor(list(encoder.label_ids)).to(decoder.weight.device)
         self._rows: Tensor | None = self._label_rows  # of the decoder that are computed; None: all
         forward.unpatch(decoder)
-        decoder.forward = self._score_label_rows  # type: ignore[method-assign,assignment]
+        # [signs * rows, 1, width] -> [signs, rows, labels or words], float32
+        decoder.forward = lambda hidden: linear_in_float32(forward, decoder, self._rows, hidden)  # type: ignore[method-assign,assignment]
         if self.frozen is None:
             body = getattr(model, model.base_model_prefix)
             for child in model.children():
@@ -181,10 +182,6 @@ class Mlm(_Encoder):
         positions, self._read = self._read, None
         rows = torch.arange(len(positions), device=positions.device)
         return (args[0][rows, positions].unsqueeze(1), *args[1:])
-
-    def _score_label_rows(self, hidden: Tensor) -> Tensor:
-        """Replace the decoder's forward: [signs * rows, 1, width] -> [signs, rows, labels or words], float32."""
-        return linear_in_float32(self.forward, self._decoder, self._rows, hidden)
 
 
 class Cls(_Encoder):

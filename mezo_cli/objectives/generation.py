@@ -74,10 +74,10 @@ class Generation(Objective):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         assert isinstance(config.objective, GenerateConfig)
-        self._own, self.decoder = config.objective, Decoder(loaded.model, loaded.tokenizer)
+        self._settings, self.decoder = config.objective, Decoder(loaded.model, loaded.tokenizer)
         self.engine: Any = None
         self._population = Population(forward)
-        self.loss_from_counts = self._own.loss == "lm"
+        self.loss_from_counts = self._settings.loss == "lm"
         self._stop, self._stop_tokens = tuple(encoder.stop), frozenset[int]()
         if config.data.as_released:  # there a completion ends with the last token of a stop text
             of_texts = (loaded.tokenizer.encode(text, add_special_tokens=False) for text in self._stop)
@@ -94,7 +94,7 @@ class Generation(Objective):
         self._ahead: dict[tuple[Batch, Perturbation | None], list[list[Completion]]] = {}  # of later members
         self._ahead_of: Members = ()  # the points that they were made for
         self._columns: list[str] = []  # the names of an evaluation's values
-        encoder.leave_room(self._own.completion_tokens(config))
+        encoder.leave_room(self._settings.completion_tokens(config))
 
     # --- batches ---
 
@@ -145,7 +145,7 @@ class Generation(Objective):
 
     def _complete_active(self, batch: Batch) -> list[list[Completion]]:
         """Return what the active member says. Members that complete rows in one batch do so when the first is asked."""
-        forward, samples = self.forward, self._own.samples
+        forward, samples = self.forward, self._settings.samples
         if self._ahead_of is not forward.upcoming:
             self._ahead_of, self._ahead = forward.upcoming, {}
         active = forward.perturbation
@@ -153,13 +153,13 @@ class Generation(Objective):
             signed = [[p] if p is None else [p._replace(signs=(sign,)) for sign in p.signs] for p in forward.upcoming]
             members = [member for of_point in signed for member in of_point]
             if self.engine is None and active in members and self._population.can_share_batches:
-                longest = max(len(row.input_ids) for row in batch.rows) + self._own.max_new_tokens
+                longest = max(len(row.input_ids) for row in batch.rows) + self._settings.max_new_tokens
                 tokens = len(batch.rows) * samples * longest
                 most = min(MEMBER_TOKENS // tokens, MEMBER_ELEMENTS // forward.params.count)
                 members = members[members.index(active) :][: max(1, most)]
             else:
                 members = [active]
-            completed = self.complete(batch.rows, self._own.temperature, samples, self._step, members)
+            completed = self.complete(batch.rows, self._settings.temperature, samples, self._step, members)
             self._ahead |= zip([(batch, member) for member in members], completed, strict=True)
         return self._ahead.pop((batch, active))
 
@@ -167,7 +167,7 @@ class Generation(Objective):
         self, rows: Sequence[PromptRow], temperature: float, samples: int, step: int = 0, members: Members = (None,)
     ) -> list[list[list[Completion]]]:
         """Return the completions of each row by each member: [members][rows][samples]. A single one is active."""
-        limit, keep_stop = self._own.max_new_tokens, self.encoder.keep_stop
+        limit, keep_stop = self._settings.max_new_tokens, self.encoder.keep_stop
         sampling = Sampling(limit, temperature, self._stop, keep_stop, self.config.seed, step, self._stop_tokens)
         keys = [(row.index, sample) for row in rows for sample in range(samples)]
         prompts = [row.input_ids for row in rows for _ in range(samples)]
@@ -190,7 +190,7 @@ class Generation(Objective):
         keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
         texts = [completion.text for of_row in completions for completion in of_row]
         scored = self._opened(spec).score({"completions": texts, **self._of_rows(keys, step)})
-        reduce = np.max if self._own.reduce == "max" else np.mean
+        reduce = np.max if self._settings.reduce == "max" else np.mean
         values = {REWARD: scored.values, **{f"{REWARD}_{name}": part for name, part in scored.parts.items()}}
         return {name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors
 
@@ -205,9 +205,9 @@ class Generation(Objective):
         }
 
     def _opened(self, spec: RewardSpec) -> Reward:
-        name, own = spec.describe(), self._own
+        name, settings = spec.describe(), self._settings
         if name not in self._open:
-            reward = Reward(spec, timeout=own.reward_timeout, on_error=own.reward_errors)
+            reward = Reward(spec, timeout=settings.reward_timeout, on_error=settings.reward_errors)
             self._open[name] = self._workers.enter_context(reward)
         return self._open[name]
 
@@ -261,7 +261,7 @@ class Generation(Objective):
         """
         members, ranks = self._members, self.forward.ranks
         if ranks.size > 1:
-            members = [member for own in ranks.exchange(json.dumps(members)) for member in json.loads(own)]
+            members = [member for text in ranks.exchange(json.dumps(members)) for member in json.loads(text)]
         if not members:
             return {}
         by_row: dict[int, list[float]] = {}
@@ -281,7 +281,7 @@ class Generation(Objective):
             **{name: mean for name, mean in means.items() if name not in (REWARD, *FIGURES)},
             "agreeing_rows": float((rewards == rewards[:, :1]).all(axis=1).mean()),
             **{name: means[name] for name in FIGURES},
-            "completions": count_forwards(self._step + 1)["forwards"] * len(rewards) * self._own.samples,
+            "completions": count_forwards(self._step + 1)["forwards"] * len(rewards) * self._settings.samples,
             "tokens": float(sum(member["tokens"] for member in members)),
             **({"reward_errors": errors} if errors else {}),
         }
@@ -289,7 +289,7 @@ class Generation(Objective):
     # --- evaluations ---
 
     def _demand_reward(self) -> None:
-        if self._reward is None and self._own.loss == "reward":
+        if self._reward is None and self._settings.loss == "reward":
             raise UserError(f"objective.loss=reward: {NO_REWARD}")
 
     def check_start(self, rows: Sequence[PromptRow]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ class Generation(Objective):
         columns: dict[str, np.ndarray] = {}
         records: list[dict[str, Any]] = [{} for _ in batch.rows]
         if self.generates:
-            completions, records = self._said(batch.rows, every=self._own.eval_samples > 1)
+            completions, records = self._answers(batch.rows, every=self._settings.eval_samples > 1)
             columns = self._scores(batch.rows, completions)
             for i, (row, record) in enumerate(zip(batch.rows, records, strict=True)):
                 record |= {"golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
@@ -338,9 +338,9 @@ class Generation(Objective):
             columns[metric] = self._rewards(self._metric, rows, completions, 0)[0][REWARD]
         return columns
 
-    def _said(self, rows: Sequence[PromptRow], every: bool) -> tuple[list[list[Completion]], list[dict[str, Any]]]:
+    def _answers(self, rows: Sequence[PromptRow], every: bool) -> tuple[list[list[Completion]], list[dict[str, Any]]]:
         """Return completions for an evaluation, and a record of each row: its prompt, and the first one or `every`."""
-        (completions,) = self.complete(rows, self._own.eval_temperature, self._own.eval_samples)
+        (completions,) = self.complete(rows, self._settings.eval_temperature, self._settings.eval_samples)
         records: list[dict[str, Any]] = []
         for row, of_row in zip(rows, completions, strict=True):
             records.append({"prompt": self.encoder.decode(row), "completion": of_row[0].text})
@@ -369,7 +369,7 @@ class Generation(Objective):
         """Return the prompt and the completions of each row; no reward is needed."""
 
         def measure(batch: Batch) -> Measured:
-            return torch.zeros(len(batch.rows), 0), self._said(batch.rows, every=True)[1]
+            return torch.zeros(len(batch.rows), 0), self._answers(batch.rows, every=True)[1]
 
         return self.measure_all(rows, report, ranks, measure)[1]
 

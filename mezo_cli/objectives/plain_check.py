@@ -1,7 +1,7 @@
 """Check at every start that an objective's scores are those of the model's own forward, also with perturbed weights."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -81,16 +81,14 @@ def _agree(outputs: Tensor, plain: Tensor) -> bool:
     return outputs.shape == plain.shape and float((outputs - plain).abs().max()) <= allowed
 
 
-@contextmanager
-def computing_in_float32(model: nn.Module) -> Iterator[None]:
+def computing_in_float32(model: nn.Module) -> AbstractContextManager[None]:
     """Let the model's own forwards compute in float32: a module in half precision gets copies as it runs."""
     changed = {
         module: partial(_forward_in_float32, module, module.forward)
         for module in model.modules()
         if any(p.dtype != torch.float32 for p in module.parameters(recurse=False))
     }
-    with swapped("forward", changed):
-        yield
+    return swapped("forward", changed)
 
 
 def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

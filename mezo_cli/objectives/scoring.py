@@ -14,7 +14,6 @@ Torch and scipy are imported as they are used: settings and tables read this mod
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,13 +175,10 @@ def _matthews(counts: Counts) -> np.ndarray:
     return np.asarray(np.where(spread > 0, agreement / np.sqrt(np.maximum(spread, 1)), 0.0))
 
 
-def _one_less(metric: Callable[[Counts], np.ndarray], counts: Counts) -> np.ndarray:
-    """Return 1 - a metric of counts: piecewise constant, without a gradient (paper, section 3.3)."""
-    return 1.0 - metric(counts)
-
-
 cross_entropy = Loss(_cross_entropy)
-accuracy_loss, f1_loss = (Loss(of_counts=partial(_one_less, of), differentiable=False) for of in (_accuracy, _f1))
+# 1 - a metric is piecewise constant, without a gradient (paper, section 3.3).
+accuracy_loss = Loss(of_counts=lambda counts: 1.0 - _accuracy(counts), differentiable=False)
+f1_loss = Loss(of_counts=lambda counts: 1.0 - _f1(counts), differentiable=False)
 accuracy, f1 = Metric(_accuracy), Metric(_f1)
 matthews = Metric(_matthews, hub_name="matthews_correlation")
 

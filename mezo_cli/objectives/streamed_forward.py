@@ -36,21 +36,21 @@ class StreamedForward(FrozenLayers):
         super().__init__(*args, **kwargs)
         self.streamed, self._most = streamed, max(streamed.memory, STATES_BYTES)
         self._expected: Sequence[Batch] = ()
-        self._known: dict[Pass, Tensor] = {}  # the last layer's output, from when it is computed until it is used
+        self._outputs: dict[Pass, Tensor] = {}  # the last layer's output, from when it is computed until it is used
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the model's logits for a packed batch, as the resident model computes them."""
         if torch.is_grad_enabled():
             return self._run(batch)
         key = self._forward.perturbation, batch
-        if key not in self._known:
+        if key not in self._outputs:
             if not self._forward.supports_paired_forward:
                 raise UserError("model.stream=true: a weight of this model is used outside its own module; use false")
             passes = self._upcoming(batch)
             first = self._states_of([one for _, one in passes]) if self.count else None
-            self._known = dict(zip(passes, self._through(passes, first, len(self._layers)), strict=True))
+            self._outputs = dict(zip(passes, self._through(passes, first, len(self._layers)), strict=True))
         with self.streamed.unread():
-            return self._from_layer(batch, self._known.pop(key), self._layers[-1:])
+            return self._from_layer(batch, self._outputs.pop(key), self._layers[-1:])
 
     def expect(self, batches: Sequence[Batch]) -> None:
         """Take note of the batches that can go through the layers together."""
@@ -92,7 +92,8 @@ class StreamedForward(FrozenLayers):
                 recorded.append(self._record(batch))
         found = [hidden for _, hidden in recorded]
         if states is not None:
-            found = [torch.cat([own] * (len(z.signs) if z else 1)) for (z, _), own in zip(passes, states, strict=True)]
+            signs = [len(z.signs) if z else 1 for z, _ in passes]
+            found = [torch.cat([state] * count) for state, count in zip(states, signs, strict=True)]
         is_new = self.streamed.bytes_read < SAID_PASSES * sum(self.streamed.sizes)
         report = progress_log("reading layers", stop, "layers") if is_new else lambda done: None
         for number in range(begin, stop):

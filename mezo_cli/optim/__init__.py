@@ -1,4 +1,4 @@
-"""The optimizers: one module per method, with its settings. The table of names is in config/registry.py.
+"""The built-in optimizers: estimates of the gradient (mezo.py, es.py) and updates (update.py), and backpropagation.
 
 Nothing here imports torch: the command line reads what the classes declare before it loads a model.
 """
@@ -15,18 +15,6 @@ from mezo_cli.optim.base import (
     StepResult,
     not_finite,
 )
-
-__all__ = [
-    "OPTIMIZERS",
-    "LossFn",
-    "Optimizer",
-    "ReplayableOptimizer",
-    "RowLossFn",
-    "StatefulOptimizer",
-    "StepResult",
-    "make_config",
-    "not_finite",
-]
 
 
 def make_config(name: str, **values: Any) -> Any:

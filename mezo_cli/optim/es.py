@@ -113,7 +113,7 @@ class Es(ZerothOrder):
         super().__init__(config, seed, steps)
         if config.anchor is not None:
             self.update = AnchoredSgd(self)
-        self._said = False  # whether a step without a signal was logged
+        self._has_warned = False  # whether a step without a signal was logged
 
     def samples(self, step: int) -> int:
         """Return the number of directions."""
@@ -137,11 +137,11 @@ class Es(ZerothOrder):
         others["ties"] = (len(losses) - len(set(losses))) / (len(losses) - 1)  # share of those that repeat one before
         result = StepResult(mean(losses), [to_float32(c) for c in shaped], self.lr(step), others)
         if is_finite and all(map(math.isfinite, result.recorded)):
-            if others["ties"] == 1 and not self._said:
-                self._said = True
-                said = f"step {step + 1}: all {len(losses)} members have the loss {result.loss:g}"
+            if others["ties"] == 1 and not self._has_warned:
+                self._has_warned = True
+                what = f"step {step + 1}: all {len(losses)} members have the loss {result.loss:g}"
                 why = "a step without a signal changes nothing; in metrics.jsonl ties is the share of equal members"
-                log.warning("warning: %s: %s", said, why)
+                log.warning("warning: %s: %s", what, why)
             self.apply_updates(forward.params, [(step, result.recorded, result.lr)])
         return result
 
@@ -169,11 +169,11 @@ class Es(ZerothOrder):
         def losses_of_point() -> "Tensor":
             return loss_fn.rows() if isinstance(loss_fn, RowLossFn) and by_rows else loss_fn().reshape(-1, 1)
 
-        losses = forward.losses_of(ranks.own(points), config.eps, losses_of_point, signs)
+        losses = forward.losses_of(ranks.share_of(points), config.eps, losses_of_point, signs)
         of_rows = torch.stack([values.expand(len(signs), -1) for values in losses]).tolist()
         of_points = [[[mean(rows), variance(rows)][: 1 + by_rows] for rows in of_signs] for of_signs in of_rows]
-        own = torch.tensor(of_points, dtype=torch.float64)
-        values: list[list[list[float]]] = ranks.gather_parts(own, split_sizes(len(points), ranks.size), "step").tolist()
+        part, sizes = torch.tensor(of_points, dtype=torch.float64), split_sizes(len(points), ranks.size)
+        values: list[list[list[float]]] = ranks.gather_parts(part, sizes, "step").tolist()
         return values
 
     def _shape(self, losses: list[float], loss_theta: float | None, spread: float) -> list[float]:

@@ -74,7 +74,7 @@ def losses_at(
     import torch
 
     ranks = forward.ranks
-    losses = forward.losses_of(ranks.own(points), eps, loss_fn)
+    losses = forward.losses_of(ranks.share_of(points), eps, loss_fn)
     pairs = torch.stack([loss.expand(2) for loss in losses]) if losses else torch.empty(0, 2, dtype=torch.float64)
     pairs = ranks.gather_parts(pairs.cpu().double(), split_sizes(len(points), ranks.size), "step")
     values: list[list[float]] = pairs.tolist()

@@ -1,4 +1,4 @@
-"""The updates: SGD, momentum and Adam, on an estimate G = sum c z, of which `estimate` of the optimizer says the terms.
+"""The updates that take an estimate G = sum c z of an optimizer: SGD, momentum, Adam, and their moments in memory.
 
 The state of an update follows from the records of all steps, so that training, a resumed run and a replay compute the
 same bits. Weight decay is applied as in mezo.py, whatever the update: it acts on theta alone, never on a moment.
@@ -146,17 +146,17 @@ class BlockUpdate(Sgd):
 
     def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
         """Rebuild the state from all steps so far; theta stays."""
-        for some in self.passes(records):
-            planned = [self.plan(params, record) for record in some]
+        for of_pass in self.passes(records):
+            planned = [self.plan(params, record) for record in of_pass]
             for span in params.blocks() if self.moments else ():
                 for step_of in planned:
                     step_of(span)
 
     def apply(self, params: "Params", records: list[StepRecord]) -> None:
         """Update the state, and theta, by each record in order."""
-        for some in self.passes(records):
-            decays = [params.decay.take(self.own_decay(r), moves=r[2] != 0 and any(r[1])) for r in some]
-            planned = [(record[0], self.plan(params, record), self.anchor()) for record in some]
+        for of_pass in self.passes(records):
+            decays = [params.decay.take(self.own_decay(r), moves=r[2] != 0 and any(r[1])) for r in of_pass]
+            planned = [(record[0], self.plan(params, record), self.anchor()) for record in of_pass]
             for span in params.blocks():
                 theta = params.load(span)
                 for (step, step_of, anchor), decay in zip(planned, decays, strict=True):
@@ -170,12 +170,12 @@ class BlockUpdate(Sgd):
 
         steps = max(1, TERMS_PER_PASS // self.draws)
         for first in range(0, len(records), steps):
-            some = records[first : first + steps]
-            for step, _, _ in some:
+            of_pass = records[first : first + steps]
+            for step, _, _ in of_pass:
                 if step != self.next_step:
                     raise RuntimeError(f"it needs every step in order: got step {step}, expected {self.next_step}")
                 self.next_step += 1
-            yield some
+            yield of_pass
 
     def sum_of(self, params: "Params", terms: Terms, span: "Span") -> "Tensor":
         """Return the sum of c z of a span, term by term."""
@@ -260,7 +260,8 @@ class Adam(Momentum):
         self.scalar_v = 0.0  # the second moment, where it is one number
         self.power1 = self.power2 = 1.0  # b1^t and b2^t, by products: a library's power may differ in the last place
         self._estimate = Scratch()
-        if not estimator.config.second_moment_is_scalar:
+        config = estimator.config
+        if config.noise != "rademacher" or config.samples > 1:  # else z^2 = 1, and all elements of v are equal
             self.moments["v"] = Moment()
 
     def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":

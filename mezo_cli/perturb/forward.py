@@ -12,7 +12,7 @@ z is drawn by `params.noise.perturb`, for all tensors of a module at once, and `
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -145,25 +145,18 @@ class PerturbedForward:
         """Whether one forward can compute both signs: not where weights are read outside their own module."""
         return not self.reach.outside
 
-    @contextmanager
-    def paired_forward(self) -> Iterator[None]:
+    def paired_forward(self) -> AbstractContextManager[None]:
         """Let one forward inside compute both signs: its tensors are [2, ...], theta + eps z's half first.
 
         z is drawn once for both signs, and modules without perturbed weights compute both halves at once.
         """
         if self.num_signs != 2 or not self.supports_paired_forward:
             raise ValueError("a paired forward needs both signs, and no weight that is read outside its own module")
-        with self.seeing(self.perturbation, paired=True):
-            yield
+        return self.seeing(self.perturbation, paired=True)
 
-    @contextmanager
-    def using_compute_dtype(self, dtype: torch.dtype) -> Iterator[None]:
+    def using_compute_dtype(self, dtype: torch.dtype) -> AbstractContextManager[None]:
         """Let forwards inside compute in `dtype`."""
-        before, self.compute_dtype = self.compute_dtype, dtype
-        try:
-            yield
-        finally:
-            self.compute_dtype = before
+        return swapped("compute_dtype", {self: dtype})
 
     # --- setup ---
 

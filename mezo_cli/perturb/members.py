@@ -140,8 +140,8 @@ class Population:
         names = [n for n, p in tensors.items() if n not in outside and (is_perturbed or patches.is_rounded(p))]
         copied = {tensors[name] for name in names}
         of_modules = {module: own_parameters(module).values() for module in patches.modules}
-        left = {p for own in of_modules.values() for p in own if p not in copied and patches.is_rounded(p)}
-        rounded = {p for m, own in of_modules.items() for p in own if p in left and not is_plain_embedding(m)}
+        left = {p for held in of_modules.values() for p in held if p not in copied and patches.is_rounded(p)}
+        rounded = {p for m, held in of_modules.items() for p in held if p in left and not is_plain_embedding(m)}
         forwards: dict[nn.Module, Callable[..., Any]] = {}
         for module in [*(one.module for one in patches.layers), *of_modules]:
             if not left.intersection(of_modules.get(module, ())) <= rounded:

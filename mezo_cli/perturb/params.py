@@ -189,26 +189,22 @@ class Params:
         else:  # a pass may end inside a step
             starts = range(0, len(terms), TERMS_PER_PASS)
             passes = ((terms[i : i + TERMS_PER_PASS], decays[i : i + TERMS_PER_PASS]) for i in starts)
-        for some, with_decays in passes:
-            one_each = len({direction[:2] for direction, _ in some}) == len(some)
+        for of_pass, with_decays in passes:
+            one_each = len({direction[:2] for direction, _ in of_pass}) == len(of_pass)
             for span in self._begin_pass(MAX_ELEMENTS if in_half else None):
                 if in_half and self.fuses and one_each and isinstance(self.noise, CounterNoise):
-                    self.noise.update_and_round_(span, some, with_decays)
-                elif in_half:
-                    self._update_and_round(span, some, with_decays)
+                    self.noise.update_and_round_(span, of_pass, with_decays)
+                elif in_half:  # one rounding per step
+                    theta = self.load(span)
+                    for of_step, of_decays in split_steps(of_pass, with_decays):
+                        self.noise.update_(span, theta, of_step, of_decays, decay_in_float64=True)
+                        self.round_(span, theta, of_step[0][0])
+                    self.store(span, theta)
                 else:
-                    self.noise.update_(span, span.theta, some, with_decays, decay_in_float64=True)
+                    self.noise.update_(span, span.theta, of_pass, with_decays, decay_in_float64=True)
             for name in self.nonnegative:
                 if name in self.tensors:
                     self.tensors[name].data.clamp_(min=0.0)
-
-    def _update_and_round(self, span: Span, terms: Sequence[Term], decays: Sequence[float]) -> None:
-        """Update a span of theta in half precision, with one rounding per step."""
-        theta = self.load(span)
-        for of_step, with_decays in split_steps(terms, decays):
-            self.noise.update_(span, theta, of_step, with_decays, decay_in_float64=True)
-            self.round_(span, theta, of_step[0][0])
-        self.store(span, theta)
 
     def blocks(self) -> list[Span]:
         """Begin a pass, and return theta in spans that suit the device.
@@ -286,15 +282,15 @@ def _passes(
     terms: Sequence[Term], decays: Sequence[float], most: int
 ) -> Iterator[tuple[Sequence[Term], Sequence[float]]]:
     """Yield the terms and decays of whole steps, of one step or of as many as have `most` terms."""
-    some: list[Term] = []
+    of_pass: list[Term] = []
     with_decays: list[float] = []
     for of_step, of_decays in split_steps(terms, decays):
-        if some and len(some) + len(of_step) > most:
-            yield some, with_decays
-            some, with_decays = [], []
-        some, with_decays = some + of_step, with_decays + of_decays
-    if some:
-        yield some, with_decays
+        if of_pass and len(of_pass) + len(of_step) > most:
+            yield of_pass, with_decays
+            of_pass, with_decays = [], []
+        of_pass, with_decays = of_pass + of_step, with_decays + of_decays
+    if of_pass:
+        yield of_pass, with_decays
 
 
 # --- flat storage, of which the trainable tensors are views ---

@@ -140,9 +140,9 @@ class Patches:
         return self._rounds and p.dtype != self._forward.compute_dtype
 
     def _owner(self, module: nn.Module, mode: int) -> Owner:
-        own, of = own_parameters(module), self._forward.reach.names
-        names = {key: of[id(p)] for key, p in own.items() if mode != THETA and self.is_perturbed(p)}
-        rounded = {key: p for key, p in own.items() if key not in names and self.is_rounded(p)}
+        parameters, of = own_parameters(module), self._forward.reach.names
+        names = {key: of[id(p)] for key, p in parameters.items() if mode != THETA and self.is_perturbed(p)}
+        rounded = {key: p for key, p in parameters.items() if key not in names and self.is_rounded(p)}
         return Owner(module, self.modules[module].__wrapped__, names, rounded)
 
     def _module_way(self, patched: PatchedForward, mode: int) -> Way:
@@ -182,11 +182,7 @@ class Patches:
         """Run an embedding; only the rows that the batch looks up are perturbed, or rounded."""
         if mode == NOTED:
             return self._noting(patched, self._embedding_way)
-        weight, look_up, dtype = (
-            patched.module.get_parameter("weight"),
-            patched.__wrapped__,
-            self._forward.compute_dtype,
-        )
+        weight, look_up = patched.module.get_parameter("weight"), patched.__wrapped__
         if mode != THETA and self.is_perturbed(weight):
             return _refuse if mode == BOTH else partial(self._perturbed_rows, weight, mode == PAIRED)
         dtype = self._forward.compute_dtype
@@ -223,14 +219,14 @@ class Patches:
         return partial(self._run_layer, plan, ways, mode, run)
 
     def _run_layer(self, plan: Plan, ways: list[list[Way]], mode: int, run: Way, *args: Any, **kwargs: Any) -> Any:
-        before, own = self._scratch.used, [of_module[mode] for of_module in ways]
+        before, ways_before = self._scratch.used, [of_module[mode] for of_module in ways]
         try:
             plan.write()
             for of_module, call in zip(ways, plan.calls, strict=True):
                 of_module[mode] = call
             return run(*args, **kwargs)
         finally:
-            for of_module, way in zip(ways, own, strict=True):
+            for of_module, way in zip(ways, ways_before, strict=True):
                 of_module[mode] = way
             self._scratch.used = before
 

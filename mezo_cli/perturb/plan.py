@@ -175,13 +175,10 @@ def _run_halves(
 ) -> Any:
     """Run a module on both halves of a paired batch, one after the other, each with its own weights."""
     assert forward.perturbation is not None
-    before, outputs = forward.perturbation, []
-    try:
-        for index, sign in enumerate(before.signs):
-            half = [split_signs(value, index) for value in args]
-            named = {key: split_signs(value, index) for key, value in kwargs.items()}
-            forward.perturbation, forward.mode = before._replace(signs=(sign,)), ONE_SIGN  # for the modules inside
+    both, outputs = forward.perturbation, []
+    for index, sign in enumerate(both.signs):
+        half = [split_signs(value, index) for value in args]
+        named = {key: split_signs(value, index) for key, value in kwargs.items()}
+        with forward.seeing(both._replace(signs=(sign,))):  # for the modules inside
             outputs.append(swap_params(owner.module, of_signs[index], owner.forward, *half, **named))
-    finally:
-        forward.perturbation, forward.mode = before, PAIRED
     return torch.cat(outputs)

@@ -50,8 +50,8 @@ class Reach:
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return a module's parameters, without those that a module inside it owns too: that one reads them."""
-    own = {key: p for key, p in module._parameters.items() if p is not None}
-    if own and any(True for _ in module.children()):
+    parameters = {key: p for key, p in module._parameters.items() if p is not None}
+    if parameters and any(True for _ in module.children()):
         inside = {id(p) for child in module.children() for p in child.parameters()}
-        own = {key: p for key, p in own.items() if id(p) not in inside}
-    return own
+        parameters = {key: p for key, p in parameters.items() if id(p) not in inside}
+    return parameters

@@ -43,5 +43,5 @@ def explain_device_errors(what: str, advice: str, raises: type[UserError | RunFa
         # The CPU allocator begins with its own place in C++.
         reason = re.sub(r"^\[enforce fail[^]]*\][^.]*\. ", "", first_line(error)).split(". ")[0]
         where, full = f"{what}: " if what else "", is_out_of_memory(error)
-        said = f"out of memory: {reason}; try {advice}" if full else f"the device failed: {reason}"
-        raise raises(where + said) from error
+        failure = f"out of memory: {reason}; try {advice}" if full else f"the device failed: {reason}"
+        raise raises(where + failure) from error

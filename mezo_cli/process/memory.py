@@ -60,18 +60,17 @@ def release_file_pages(tensor: Any) -> None:
         release_mapped_pages(tensor.data_ptr(), tensor.nbytes, mapped_files())
 
 
-def free_memory() -> int | None:
+def free_memory() -> int:
     """Return the bytes that this process may still take: the least that the machine or one of its cgroups has free.
 
-    Pages of files that are not in use count as free. None where it is not known, outside Linux.
+    Pages of files that are not in use count as free.
     """
-    try:
-        available = re.search(r"(?m)^MemAvailable:\s+(\d+) kB", (PROC / "meminfo").read_text(encoding="utf-8"))
-        groups = (PROC / "self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    free = [int(available[1]) * 1024] if available else []
-    for line in groups:
+    import psutil  # type: ignore[import-untyped]
+
+    groups, free = "", [psutil.virtual_memory().available]
+    with contextlib.suppress(OSError):  # Linux alone has them
+        groups = (PROC / "self/cgroup").read_text(encoding="utf-8")
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
@@ -83,7 +82,7 @@ def free_memory() -> int | None:
                 limit, used = (int((folder / name).read_text()) for name in names)
                 cached = re.search(r"(?m)^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text())
                 free.append(limit - used + (int(cached[1]) if cached else 0))
-    return max(0, min(free)) if free else None
+    return max(0, min(free))
 
 
 def reset_peak_memory() -> None:

@@ -1,6 +1,7 @@
-"""Signals that end this process."""
+"""Signals that end this process, and slow imports, which they must not interrupt."""
 
 import contextlib
+import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -47,3 +48,9 @@ def import_torch() -> None:
             raise UserError(f"torch cannot be imported: {one_line(error)}") from error
     if came:
         raise KeyboardInterrupt
+
+
+def import_libraries() -> None:
+    """Import what a run imports late, and takes long."""
+    for name in ("peft", "scipy.stats", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"):
+        importlib.import_module(name)

@@ -14,7 +14,7 @@ from mezo_cli.config.schema import Config, data_dir
 from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS
-from mezo_cli.report.frame import Entry, baselines, predicted_fractions, result_split
+from mezo_cli.report.entries import Entry, baselines, predicted_fractions, result_split
 from mezo_cli.report.settings import changed_settings, method_name
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import own_reward
@@ -29,48 +29,41 @@ OPEN_END = "Test rows appear once the run has finished."
 def document(run: Entry) -> dict[str, Any]:
     """Return the document of a run, for which all its files are read. It may be running."""
     try:
-        return _document(run)
+        config, info, logged = run.config, run.info, run.metrics[0]
+        optimizer = OPTIMIZERS.implementation(config.optimizer.name)
+        gradients = trajectory.scalar_stats(projected_grads(run))
+        hidden = ("crc", "kind", "split")
+        dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
+        return {
+            "run": run.location,
+            "title": f"{method_name(config)} on {config.task.name} with {run.model}",
+            "status": run.status,
+            "outcome": run.outcome,
+            "error": info.get("error"),
+            "verdict": run.verdict,
+            "sentence": _sentence(run),
+            "warnings": _warnings(run, gradients["zero_fraction"], optimizer.symbol),
+            "prompt": info.get("prompt"),
+            "label_words": dict(zip(config.task.labels, info.get("label_words") or (), strict=False)),
+            "steps": {"done": run.steps_done, "planned": config.steps},
+            "metric": run.metric,
+            "results": results(run),
+            "conclusions": [*filter(None, [conclusion(run.summary, config)])],
+            **{key: run.summary.get(key) for key in ("difference", "baselines")},
+            "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
+            "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
+            "scalar": optimizer.scalar,
+            "symbol": optimizer.symbol,
+            optimizer.scalar: dict(gradients),
+            **_examples(run),
+            **_completions(run),
+            "settings": changed_settings(config),
+            "facts": _facts(run),
+            "versions": {name: str(version) for name, version in (info.get("versions") or {}).items()},
+            "commands": _commands(run),
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{run.run.path} is damaged: a file lacks what belongs there ({error!r})") from error
-
-
-def _document(run: Entry) -> dict[str, Any]:
-    config, info, logged = run.config, run.info, run.metrics[0]
-    optimizer = OPTIMIZERS.implementation(config.optimizer.name)
-    gradients = trajectory.scalar_stats(projected_grads(run))
-    hidden = ("crc", "kind", "split")
-    dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
-    return {
-        "run": run.location,
-        "title": f"{method_name(config)} on {config.task.name} with {run.model}",
-        "status": run.status,
-        "outcome": run.outcome,
-        "error": info.get("error"),
-        "verdict": run.verdict,
-        "sentence": _sentence(run),
-        "warnings": _warnings(run, gradients["zero_fraction"], optimizer.symbol),
-        "prompt": info.get("prompt"),
-        "label_words": dict(zip(config.task.labels, info.get("label_words") or (), strict=False)),
-        "steps": {"done": run.steps_done, "planned": config.steps},
-        "metric": run.metric,
-        "results": results(run),
-        "conclusions": [*filter(None, [conclusion(run.summary, config)])],
-        **{key: run.summary.get(key) for key in ("difference", "baselines")},
-        "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
-        "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
-        "scalar": optimizer.scalar,
-        "symbol": optimizer.symbol,
-        optimizer.scalar: dict(gradients),
-        **_examples(run),
-        **_completions(run),
-        "settings": changed_settings(config),
-        "facts": _facts(run),
-        "versions": {name: str(version) for name, version in (info.get("versions") or {}).items()},
-        "commands": _commands(run),
-    }
-
-
-# --- what it was ---
 
 
 def _sentence(run: Entry) -> str:
@@ -121,17 +114,15 @@ def _facts(run: Entry) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-# --- the result ---
-
-
 def results(run: Entry) -> list[dict[str, Any]]:
     """Return dev before training and its best, test before training, baselines, test at best, as far as known.
 
     Each has its name, step, the 95% interval of the run's metric as text, and the scores. A baseline has no loss.
     """
-    last = {line["split"]: line for line in run.evaluations}
     if run.best is None:
         return []
+    last = {line["split"]: line for line in run.metrics[1]}
+    last |= {name: {"step": 0, "split": name, **scores} for name, scores in baselines(run.summary).items()}
     mark = f" {MARK}" if run.picked_start else ""
     start = "dev after the linear probe" if run.config.init == "linear_probe" else "dev before training"
     lines = {start: run.dev[0]}
@@ -155,13 +146,13 @@ def conclusion(summary: Mapping[str, Any], config: Config) -> str:
     One rule for both: only an improvement is told to be more, or no more, than a removed bias. With metric=loss the
     bias is told of the task's metric: scores with a bias removed have no loss.
     """
-    verdict, known = summary.get("verdict"), baselines(summary)
+    verdict, unbiased = summary.get("verdict"), baselines(summary)
     if verdict is None:
         return ""
     split, metric, text = result_split(summary), config.shown_metric, f"{verdict}: {summary.get('verdict_reason')}."
-    if not known:
+    if not unbiased:
         return text
-    best = max(known.values(), key=lambda scores: config.order_of(metric) * float(scores[metric]))
+    best = max(unbiased.values(), key=lambda scores: config.order_of(metric) * float(scores[metric]))
     score = format_score(metric, best[metric], "%")
     text += f" The untrained model has {score} on {split} once the bias between its labels is removed"
     interval = (best.get("difference") or {"intervals": {}})["intervals"].get(metric)  # none of a single row
@@ -193,9 +184,6 @@ def _warnings(run: Entry, zero: float | None, symbol: str) -> list[str]:
     return texts
 
 
-# --- the steps ---
-
-
 def projected_grads(run: Entry) -> np.ndarray | None:
     """Return those of all steps, or what is recorded in their place; None where nothing is, and before the first."""
     file, config = run.run.trajectory, run.config
@@ -204,9 +192,6 @@ def projected_grads(run: Entry) -> np.ndarray | None:
     optimizer: Any = OPTIMIZERS.implementation(config.optimizer.name)(config.optimizer, config.seed, config.steps)
     grads = run.run.read_trajectory().drawn_grads(optimizer.samples)
     return grads if grads.size else None
-
-
-# --- rows ---
 
 
 def _examples(run: Entry) -> dict[str, Any]:
@@ -254,9 +239,6 @@ def _completions(run: Entry) -> dict[str, Any]:
     }
 
 
-# --- commands ---
-
-
 def _commands(run: Entry) -> dict[str, str]:
     """Return what can be done with the run -> the command for it; `Run again` may be the call from Python."""
     info, commands, words = run.info, {}, _words(run.info)
@@ -290,17 +272,19 @@ def next_command(run: Entry) -> str:
     config, verdict, words = run.config, run.verdict, _words(run.info)
     if verdict in (None, "not_compared") or words[:1] != ["train"]:
         return ""
-    given, lr = [word for word in words[1:] if word != "-m"], config.optimizer.lr
+    overrides, lr = [word for word in words[1:] if word != "-m"], config.optimizer.lr
 
     def changed(verb: Sequence[str], key: str = "", value: str = "") -> str:
-        kept = [word for word in given if not key or word.partition("=")[0] != key]
+        kept = [word for word in overrides if not key or word.partition("=")[0] != key]
         return shlex.join(["mezo", *verb, *kept, *[f"{key}={value}"] * bool(key)])
 
+    accuracies = [scores.get("intervals", {}).get("accuracy") for scores in baselines(run.summary).values()]
+    labels, lows = config.task.labels, [interval[0] for interval in accuracies if interval]
     if verdict == "improved":
         command, why = changed(["train", "-m"], "seed", "13,21,42,87,100"), "the same with more seeds"
     elif verdict in ("worse", "diverged"):
         command, why = changed(["train"], "optimizer.lr", f"{lr / 3:.1g}"), f"a lower rate than {lr:g}"
-    elif config.objective.name in ("mlm", "lm") and _is_chance(run):
+    elif config.objective.name in ("mlm", "lm") and len(labels) > 1 and lows and max(lows) <= 1 / len(labels):
         command, why = changed(["data", "--words"]), "words that the model tells apart"
     else:
         command, why = changed(["doctor"]), "what keeps it from learning"
@@ -308,10 +292,3 @@ def next_command(run: Entry) -> str:
         doctor = "it" if command.startswith("mezo doctor") else "mezo doctor"
         why += f"; {doctor} measures AdamW of a LoRA beside {config.optimizer.name}"
     return f"{command}  # {why}"
-
-
-def _is_chance(run: Entry) -> bool:
-    """Return whether the untrained model is no better than chance once the bias between its labels is removed."""
-    labels, known = len(run.config.task.labels), baselines(run.summary).values()
-    lows = [scores["intervals"]["accuracy"][0] for scores in known if "accuracy" in scores.get("intervals", {})]
-    return labels > 1 and bool(lows) and max(lows) <= 1 / labels

@@ -1,4 +1,4 @@
-"""Draw the table of numbers (frame.py) with matplotlib: `curve` and `hist`; as SVG for a page, or for a paper.
+"""Draw runs, and groups of runs against forwards, with matplotlib: as SVG for a page, or for a paper.
 
 The colours in a page are those of its style sheet, the colours of a figure for a paper those of the page on white.
 """
@@ -20,11 +20,11 @@ from mezo_cli.console import printable
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.document import projected_grads, thin
-from mezo_cli.report.frame import Entry
+from mezo_cli.report.entries import Entry, predicted_fractions
 from mezo_cli.report.groups import Group
 from mezo_cli.report.output import write_output
 from mezo_cli.report.settings import format_mean
-from mezo_cli.runs.scores import format_score, is_fraction, scale
+from mezo_cli.runs.scores import format_score, is_fraction, metrics_of, scale
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
     from matplotlib.axes import Axes
@@ -43,24 +43,25 @@ COLOURS = {
     "c5": ("#8a6a00", "#e2bd55"),
     "c6": ("#b01f5c", "#ff8ab5"),
 }
+LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 SERIES = ("c1", "c2", "c3", "c4", "c5", "c6")
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of the series; the template shows the same
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10.5,
     "font.sans-serif": ["DejaVu Sans"],
-    "axes.edgecolor": COLOURS["rule"][0],
-    "axes.labelcolor": COLOURS["quiet"][0],
-    "text.color": COLOURS["ink"][0],
-    "xtick.color": COLOURS["quiet"][0],
-    "ytick.color": COLOURS["quiet"][0],
+    "axes.edgecolor": LIGHT["rule"],
+    "axes.labelcolor": LIGHT["quiet"],
+    "text.color": LIGHT["ink"],
+    "xtick.color": LIGHT["quiet"],
+    "ytick.color": LIGHT["quiet"],
     "axes.spines.left": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": COLOURS["rule"][0],
+    "grid.color": LIGHT["rule"],
     "grid.linewidth": 0.8,
     "ytick.left": False,
     "xtick.bottom": False,
@@ -82,43 +83,22 @@ FEW = 40  # points up to which each is marked
 
 
 class Drawn(NamedTuple):
-    """What is said about a drawing: its title, and a note on what is seen in it or how it was computed (may be empty).
-
-    The legend has (colour name, text) of each series; none of a single one.
-    """
+    """What is said about a drawing."""
 
     title: str
-    note: str
-    legend: Sequence[tuple[str, str]] = ()
+    note: str  # on what is seen in it or how it was computed; may be empty
+    legend: Sequence[tuple[str, str]] = ()  # (colour name, text) of each series; none of a single one
 
 
 Line = tuple[Group, pd.DataFrame]  # of a panel: see `panels`
 
 
-# --- what is drawn ---
-
-
 def curve(axes: "Axes", rows: pd.DataFrame, series: str, **style: Any) -> None:
     """Draw the values of some rows over their index, and the band from `low` to `high` where they have one."""
     if "low" in rows and rows["low"].notna().any():
-        axes.fill_between(rows.index, rows["low"], rows["high"], color=colour(series), alpha=0.2, linewidth=0)
+        axes.fill_between(rows.index, rows["low"], rows["high"], color=LIGHT[series], alpha=0.2, linewidth=0)
     dots = {"marker": "o", "markersize": 4} if len(rows) <= FEW else {}
-    axes.plot(rows.index, rows["value"], color=colour(series), **{"linewidth": 2, **dots, **style})
-
-
-def hist(axes: "Axes", sizes: np.ndarray) -> None:
-    """Draw positive values in about sqrt(n) bins, 6 to 30, equally wide on a logarithmic scale."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    low, high = float(sizes.min()) / 1.01, float(sizes.max()) * 1.01  # as rounding may put the ends outside
-    edges = np.geomspace(low, high, min(30, max(6, int(np.sqrt(sizes.size)))) + 1)
-    axes.hist(sizes, edges.tolist(), color=colour("c4"), edgecolor=colour("page"), lw=0.8)
-    ticks = sorted({f"{tick:.2g}" for tick in np.geomspace(low, high, 4)}, key=float)
-    axes.set_xscale("log")
-    axes.set_xticks([*map(float, ticks)], [f"{float(tick):g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.plot(rows.index, rows["value"], color=LIGHT[series], **{"linewidth": 2, **dots, **style})
 
 
 def step_axis(axes: "Axes", label: str = "step") -> None:
@@ -141,29 +121,32 @@ def score_axis(axes: "Axes", metric: str) -> None:
 # --- one run ---
 
 
-def run_figures(run: Entry, table: pd.DataFrame, name: str) -> list[dict[str, Any]]:
-    """Return the figures of a run, of its rows of the table. `name` is unique in the page."""
-    batches = table[table.split == "batch"].set_index("step")
-    dev = table[table.split == "dev"].pivot_table(index="step", columns="metric", values="value", sort=False)
-    labels = [metric for metric in dev if metric.startswith("predicted ")]
+def run_figures(run: Entry, name: str) -> list[dict[str, Any]]:
+    """Return the figures of a run. `name` is unique in the page."""
+    steps = [line["step"] for line in run.dev]
+    dev = pd.DataFrame([metrics_of(line) for line in run.dev], steps)
+    fractions = pd.DataFrame([predicted_fractions(line) for line in run.dev], steps)
     gradients = projected_grads(run)
     parts: list[tuple[Any, ...]] = [
-        ("batch", len(batches) > 0, draw_batches, batches, dev),
-        ("dev", len(dev) > 0, draw_dev, run, dev.drop(columns=labels)),
-        ("labels", 0 < len(labels) <= len(SERIES), draw_labels, dev[labels]),
+        ("batch", run.metrics[0], draw_batches, run.metrics[0], dev),
+        ("dev", steps, draw_dev, run, dev),
+        ("labels", 0 < len(fractions.columns) <= len(SERIES), draw_labels, fractions),
         ("sizes", gradients is not None, draw_gradients, run, gradients),
     ]
     with drawing():
         return [page_figure(f"{name}-{part}", SIZE, draw, *what) for part, applies, draw, *what in parts if applies]
 
 
-def draw_batches(axes: "Axes", rows: pd.DataFrame, dev: pd.DataFrame) -> Drawn:
+def draw_batches(axes: "Axes", logged: Mapping[str, np.ndarray], dev: pd.DataFrame) -> Drawn:
     """Draw the values of the steps thin and, over them, their mean over neighbours; of a reward the band, and dev."""
+    is_reward = "reward_max" in logged
+    names = ("reward", "reward_min", "reward_max") if is_reward else ("loss",)
+    rows = pd.DataFrame(dict(zip(("value", "low", "high"), (logged[name] for name in names), strict=False)))
+    rows = rows.set_index(logged["step"])
     window = 2 * max(len(rows) // (2 * SMOOTHING), 1) + 1 if len(rows) >= FEWEST else 1
-    smooth = rows[["value", "low", "high"]].astype(float).rolling(window, center=True, min_periods=1).mean()
-    is_reward = rows["metric"].iloc[0] == "reward"
+    smooth = rows.rolling(window, center=True, min_periods=1).mean()
     if window > 1 and not is_reward:
-        axes.plot(rows["value"], color=colour("c1"), alpha=0.5, linewidth=0.8)
+        axes.plot(rows["value"], color=LIGHT["c1"], alpha=0.5, linewidth=0.8)
     curve(axes, smooth.iloc[thin(range(len(smooth)), CURVE_POINTS)], "c1", **({"marker": ""} if window > 1 else {}))
     step_axis(axes)
     if not is_reward:
@@ -183,9 +166,9 @@ def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
     assert run.best is not None
     metric, at, best = run.metric, run.best["step"], format_score(run.metric, run.best[run.metric], "%")
     scores, place = scale(metric) * dev[metric], (at, scale(metric) * run.best[metric])
-    axes.axhline(scores.iloc[0], color=colour("quiet"), linewidth=1, linestyle="--")
+    axes.axhline(scores.iloc[0], color=LIGHT["quiet"], linewidth=1, linestyle="--")
     curve(axes, pd.DataFrame({"value": scores}), "c3")
-    axes.plot(*place, "o", markersize=9, markerfacecolor=colour("page"), markeredgecolor=colour("c3"), mew=2)
+    axes.plot(*place, "o", markersize=9, markerfacecolor=LIGHT["page"], markeredgecolor=LIGHT["c3"], mew=2)
     axes.margins(y=0.16)
     late = at > 0.6 * dev.index[-1]
     side: dict[str, Any] = {"ha": "right", "xytext": (8, 9)} if late else {"ha": "left", "xytext": (-8, 9)}
@@ -199,9 +182,9 @@ def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
 
 def draw_labels(axes: "Axes", fractions: pd.DataFrame) -> Drawn:
     """Draw the shares of the predicted labels, which fill the height at every step."""
-    fractions = fractions.fillna(0.0).rename(columns=lambda metric: metric.removeprefix("predicted "))
+    fractions = fractions.fillna(0.0)
     drawn = fractions if len(fractions) > 1 else fractions.loc[[*fractions.index] * 2].set_axis([-0.5, 0.5])
-    axes.stackplot(drawn.index, 100 * drawn.T, colors=[*map(colour, SERIES)], alpha=0.85, linewidth=0)
+    axes.stackplot(drawn.index, 100 * drawn.T, colors=[LIGHT[name] for name in SERIES], alpha=0.85, linewidth=0)
     axes.margins(x=0)
     axes.set_ylim(0, 100)
     axes.yaxis.set_major_formatter("{x:g}%")
@@ -211,7 +194,9 @@ def draw_labels(axes: "Axes", fractions: pd.DataFrame) -> Drawn:
 
 
 def draw_gradients(axes: "Axes", run: Entry, gradients: np.ndarray) -> Drawn:
-    """Draw the sizes of the projected gradients, of all that are not 0."""
+    """Draw the sizes of the projected gradients, of all that are not 0, in bins of one width on a logarithmic scale."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
     optimizer = OPTIMIZERS.implementation(run.config.optimizer.name)
     sizes = np.abs(gradients.astype(np.float64)).ravel()
     size, words = f"|{optimizer.symbol}|", optimizer.scalar.replace("grad", "gradient").replace("_", " ")
@@ -219,41 +204,56 @@ def draw_gradients(axes: "Axes", run: Entry, gradients: np.ndarray) -> Drawn:
     note = f"{zeros:,} of {sizes.size:,} are exactly 0 ({100 * zeros / sizes.size:.1f}%)"
     note += f"; mean {sizes.mean():.3g}, from {sizes.min():.3g} to {sizes.max():.3g}."
     if drawn.size:
-        hist(axes, drawn)
+        low, high = drawn.min() / 1.01, drawn.max() * 1.01  # as rounding may put the ends outside
+        edges = np.geomspace(low, high, min(30, max(6, int(np.sqrt(drawn.size)))) + 1)
+        axes.hist(drawn, edges.tolist(), color=LIGHT["c4"], edgecolor=LIGHT["page"], lw=0.8)
+        ticks = sorted({f"{tick:.2g}" for tick in np.geomspace(low, high, 4)}, key=float)
+        axes.set_xscale("log")
+        axes.set_xticks([*map(float, ticks)], [f"{float(tick):g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlabel(size, loc="right")
     return Drawn(f"Size of the {words} {size}", note)
 
 
-# --- groups against forwards ---
+# --- groups against forwards, or seconds ---
 
 
-def panels(groups: Sequence[Group], table: pd.DataFrame) -> dict[str, list[Line]]:
+def panels(groups: Sequence[Group]) -> dict[str, list[Line]]:
     """Return title -> lines of one panel per task, metric and kind of data, without groups that were never evaluated.
 
     A line is a group and a row for each step at which its runs were evaluated on dev: those that `compare` picks, all
-    as long as none has finished. The index is the forwards of a batch; value (the mean), low and high (one std of the
-    population from it, where it is above 0) of the metric as it is shown.
+    as long as none has finished. The index is the forwards of a batch, or beside backpropagation the seconds; value
+    (the mean), low and high (one std of the population from it, where it is above 0) of the metric as it is shown.
     """
-    dev, found = dict(iter(table[table.split == "dev"].groupby("group"))), defaultdict(list)
+    found = defaultdict(list)
     for group in groups:
-        if (rows := dev.get(group.entries[0].group)) is None:
+        rows = [
+            (line["step"], run.forwards(line["step"]), line["seconds"], scale(group.metric) * line[group.metric])
+            for run in group.results or group.entries
+            for line in run.dev
+        ]
+        if not rows:
             continue
-        picked = {run.location for run in group.results}
-        rows = rows[(rows.metric == group.metric) & (rows.run.isin(picked) | (not picked))]
-        steps = rows.assign(value=scale(group.metric) * rows.value).groupby("step")
-        line = pd.DataFrame({"forwards": steps["forwards"].mean(), "value": steps["value"].mean()})
-        std = steps["value"].std(ddof=0)
+        steps = pd.DataFrame(rows, columns=["step", "forwards", "seconds", "value"]).groupby("step")
+        line, std = steps.mean(), steps["value"].std(ddof=0)
         if std.any():
             line = line.assign(low=line["value"] - std, high=line["value"] + std)
         title = f"{group.task}{' (demo data)' if group.demo else ''}: {group.metric} on dev"
-        found[title].append((group, line.set_index("forwards")))
+        found[title].append((group, line))
+    for title, lines in found.items():
+        kinds = {group.config.optimizer.needs_backward for group, _ in lines}
+        axis, other = ("seconds", "forwards") if len(kinds) > 1 else ("forwards", "seconds")
+        found[title] = [(group, line.set_index(axis).drop(columns=other)) for group, line in lines]
     return found
 
 
 def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
-    """Draw groups: the mean of the metric on dev against forwards, a band of one std, and marks for the test scores.
+    """Draw groups: the mean of the metric on dev, a band of one std, and marks for the test scores.
 
-    To the right of the curves stand our test score (filled, with its std) and the paper's (hollow).
+    To the right of the curves stand our test score (filled, with its std) and the paper's (hollow). A dashed line is
+    what the untrained model scores on dev at a moved threshold, the best of those that are known.
     """
     furthest = max(rows.index.max() for _, rows in lines) or 1
     x, legend, factor = 1.06 * furthest, [], scale(lines[0][0].metric)
@@ -265,19 +265,26 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
         if group.mean is not None:
             text += f": test {format_mean(group.metric, group.mean, group.std)}"
             error = None if group.std is None else [factor * group.std]
-            axes.errorbar([x], [factor * group.mean], error, fmt="D", ms=5, color=colour(name), elinewidth=1.2)
+            axes.errorbar([x], [factor * group.mean], error, fmt="D", ms=5, color=LIGHT[name], elinewidth=1.2)
         if of_paper is not None:
             text += f", paper {of_paper.text}"
-            axes.plot([x], [of_paper.mean], "D", zorder=1.9, ms=7, mfc=colour("page"), mec=colour(name), mew=1.5)
+            axes.plot([x], [of_paper.mean], "D", zorder=1.9, ms=7, mfc=LIGHT["page"], mec=LIGHT[name], mew=1.5)
         marker = MARKERS[number] if len(rows) <= FEW else ""
         label = textwrap.fill(_plain(text), LEGEND)
         curve(axes, rows, name, linewidth=1.8, marker=marker, zorder=2 - number / 1000, label=label)
         x += 0.035 * furthest * (group.mean is not None or of_paper is not None)
         legend.append((name, text))
+    metric = lines[0][0].metric
+    biased = [run.summary.get("baselines") or {} for group, _ in lines for run in group.results]
+    moved = [of["dev"][metric] for each in biased for of in each.values() if metric in of.get("dev", {})]
+    if moved:
+        text = f"the untrained model at a moved threshold: dev {format_mean(metric, max(moved), None)}"
+        axes.axhline(factor * max(moved), color=LIGHT["quiet"], linestyle="--", linewidth=1, label=text, zorder=1)
+        legend.append(("quiet", text))
     axes.set_xlim(-0.03 * furthest, x if x > 1.06 * furthest else 1.03 * furthest)
-    score_axis(axes, lines[0][0].metric)
-    step_axis(axes, "forwards")
-    rest = [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(legend) :]]
+    score_axis(axes, metric)
+    step_axis(axes, str(lines[0][1].index.name))
+    rest = [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(SERIES) :]]
     named = ", ".join(rest[: len(SERIES)]) + (f" and {len(rest) - len(SERIES)} more" if len(rest) > len(SERIES) else "")
     legend += [("quiet", f"thin: {named}")] * bool(rest)
     note = "Lines: mean over the seeds, with a band of one standard deviation. Filled diamonds: test at the best"
@@ -319,11 +326,6 @@ def _plain(text: str) -> str:
 # --- matplotlib ---
 
 
-def colour(name: str) -> str:
-    """Return a colour of the style sheet as it is on white."""
-    return COLOURS[name][0]
-
-
 @contextmanager
 def drawing(**style: Any) -> Iterator[None]:
     """Draw with the style of the pages inside the block, whatever the user's matplotlibrc says."""
@@ -337,10 +339,11 @@ def drawing(**style: Any) -> Iterator[None]:
 
 
 def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *what: Any) -> dict[str, Any]:
-    """Return a figure of a page: what `Drawn` has, and the drawing. Call it inside `drawing`.
+    """Return a figure of a page: what `Drawn` has, and the drawing as SVG. Call it inside `drawing`.
 
     `name` is unique in the page: the ids inside the SVG follow from it. `size` is in SVG units.
     """
+    import matplotlib
     from matplotlib.figure import Figure as Sheet
     from matplotlib.ticker import MaxNLocator
 
@@ -350,19 +353,14 @@ def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *w
     axes.xaxis.labelpad = 2
     axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3))
     drawn = draw(axes, *what)
-    svg = inline_svg(sheet, name, f"{drawn.title}. {drawn.note}") if axes.has_data() else ""
-    return {**drawn._asdict(), "svg": svg}
-
-
-def inline_svg(sheet: Any, name: str, label: str) -> str:
-    """Return a figure as an SVG element for a page, with the colours as CSS variables; `label`: what it shows."""
-    import matplotlib
-
+    if not axes.has_data():
+        return {**drawn._asdict(), "svg": ""}
     file, undated = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": name}):
         sheet.savefig(file, format="svg", transparent=True, metadata=undated)
     text = file.getvalue()
-    for variable, (light, _) in COLOURS.items():
+    for variable, light in LIGHT.items():
         text = text.replace(light, f"var(--{variable})")
-    head = f'<svg class="plot" role="img" aria-label="{escape(printable(label))}"'
-    return head + text[text.index("<svg") + len("<svg") :]
+    label = escape(printable(f"{drawn.title}. {drawn.note}"))
+    head = f'<svg class="plot" role="img" aria-label="{label}"'
+    return {**drawn._asdict(), "svg": head + text[text.index("<svg") + len("<svg") :]}

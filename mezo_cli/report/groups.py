@@ -8,15 +8,16 @@ most runs diverged is picked only where all are such. Test scores never decide.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from mezo_cli.config.registry import LOSSES, OBJECTIVES
 from mezo_cli.data.fewshot import TEST_ROWS
-from mezo_cli.report.frame import Entry
+from mezo_cli.report.entries import Entry
 from mezo_cli.report.paper import paper_of
 from mezo_cli.report.settings import (
     Point,
@@ -35,30 +36,7 @@ WITHOUT_GAIN = {"not_improved", "within_noise", "worse", "diverged"}  # verdicts
 
 
 class Group:
-    """Runs that differ only in their seeds and in the settings of the grid.
-
-    Attributes:
-        settings: that all runs have in common.
-        unusual: those of them that the paper's runs of the method do not have -> the paper's value.
-        runs: those of its `entries` that count.
-        points: the points of the grid at which there are runs, in order -> each in short.
-        picks: data seed -> the finished runs at its best point, by their own seed.
-        results: all of these, each a seed that counts.
-        tests: (data seed, test score) of each of these that has one.
-        before: test of the untrained model, the mean over the seeds that count.
-        dev, mean, std: of dev and of test over the seeds; std is the population's (ddof 0). None: there is none.
-        verdict: that of these runs, or how many have each: `3 improved, 2 within_noise`.
-        at_start: the data seeds for which step 0 was picked, the model before training.
-        diverged: how many of these runs diverged: each counts with the result of its best step.
-        chosen: the picked values of what was searched, the most frequent first; empty where the grid is one point.
-        paper_row: the row of the paper with the same shots, method, model and objective; None if there is none.
-        paper_number: the paper's number for this group; None if the paper has none.
-        difference: the group's mean minus the paper's, in points; None if one of them is missing.
-        troubles: missing and failed runs, one text each.
-        expected: data seeds that should have a result.
-        ambiguous: whether another group has the same task, shots and label.
-        distinguishing: keys that differ from groups that look the same.
-    """
+    """Runs that differ only in their seeds and in the settings of the grid."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries, self.settings, self.config = entries, entries[0].common, entries[0].config
@@ -70,14 +48,18 @@ class Group:
         self.zero_shot = is_zero_shot(config)
         self.shots: int | None = 0 if self.zero_shot else entries[0].shots
         self.paper = paper_of(self.model)
-        self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))
-        self.expected: frozenset[int] = frozenset()
-        self.ambiguous, self.distinguishing = False, list[str]()
-        self.runs, self.troubles = _current_runs(entries)
-        self.points = _name_points(sorted({run.point for run in self.runs}))
+        self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))  # key -> the paper's value
+        self.expected: frozenset[int] = frozenset()  # data seeds that should have a result
+        self.ambiguous = False  # whether another group has the same task, shots and label
+        self.distinguishing: list[str] = []  # keys that differ from groups that look the same
+        self.runs, self.troubles = _current_runs(entries)  # those that count, and why a run is missing or failed
+        grid = sorted({run.point for run in self.runs})
+        varying = [key for key, _ in grid[0] if len({dict(point)[key] for point in grid}) > 1] or ["optimizer.lr"]
+        shown = {point: [format_setting(key, value) for key, value in point if key in varying] for point in grid}
+        self.points = {point: ", ".join(settings) for point, settings in shown.items()}
         self.troubles += self._unfinished()
-        self.picks = self._pick()
-        self.results = [run for members in self.picks.values() for run in members]
+        self.picks = self._pick()  # data seed -> the finished runs at its best point, by their own seed
+        self.results = [run for members in self.picks.values() for run in members]  # each a seed that counts
         scores = [(run.data_seed, run.score("test", self.metric)) for run in self.results]
         self.tests = [(seed, score) for seed, score in scores if score is not None]
         values = [score for _, score in self.tests]
@@ -85,17 +67,18 @@ class Group:
         verdicts = Counter(run.verdict for run in self.results if run.verdict).most_common()
         self.verdict = ", ".join(f"{count} {word}" if len(verdicts) > 1 else word for word, count in verdicts)
         self.mean = float(np.mean(values)) if values else None
-        self.std = float(np.std(values)) if len(values) > 1 else None
+        self.std = float(np.std(values)) if len(values) > 1 else None  # the population's (ddof 0)
         self.at_start = [seed for seed, runs in self.picks.items() if any(run.picked_start for run in runs)]
-        self.diverged = sum(run.verdict == "diverged" for run in self.results)
+        self.diverged = sum(run.verdict == "diverged" for run in self.results)  # each counts by its best step
         picked = Counter(self.points[runs[0].point] for runs in self.picks.values())
         self.chosen = [name for name, _ in picked.most_common()] if len(self.points) > 1 else []
+        # The row of the paper with the same shots, method, model and objective, and its number.
         setup, self.paper_row = self.paper.tasks.get(self.task), None
         if setup and self.objective in setup["objectives"] and self.metric == setup["metric"] and not self.demo:
             self.paper_row = self.paper.row(self.model, self.shots, self.method, self.loss, self.task)
         self.paper_number = None if self.paper_row is None else self.paper_row.numbers.get(self.task)
         number, mean = self.paper_number, self.mean
-        self.difference = None if number is None or mean is None else 100 * mean - number.mean
+        self.difference = None if number is None or mean is None else 100 * mean - number.mean  # in points
 
     @property
     def label(self) -> str:
@@ -116,11 +99,6 @@ class Group:
     def missing(self) -> list[int]:
         """The data seeds without a result."""
         return sorted(self.expected - set(self.picks))
-
-    def missing_seeds(self) -> list[str]:
-        """Return which of the expected data seeds were not run, as a note."""
-        absent = sorted(self.expected - {run.data_seed for run in self.runs})
-        return [f"not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"] * bool(absent)
 
     def edges(self) -> list[str]:
         """Return which picked values are the least or the greatest that their data seed tried, and where to go on.
@@ -178,20 +156,13 @@ def _seeds(run: Entry) -> tuple[int, int, str]:
 def mean_score(runs: Sequence[Entry], split: str, metric: str) -> float | None:
     """Return the mean of a score over runs; None where one of them has none, or there is no run."""
     scores = [run.score(split, metric) for run in runs]
-    known = [score for score in scores if score is not None]
-    return float(np.mean(known)) if known and len(known) == len(scores) else None
+    numbers = [score for score in scores if score is not None]
+    return float(np.mean(numbers)) if numbers and len(numbers) == len(scores) else None
 
 
 def format_shots(shots: int | None, sign: str = "k=") -> str:
     """Return `k=16`, or `all` for all rows."""
     return "all" if shots is None else f"{sign}{shots}"
-
-
-def _name_points(grid: Sequence[Point]) -> dict[Point, str]:
-    """Return each point of a grid in short: the settings that vary in the grid, or its lr if none does."""
-    varying = [key for key, _ in grid[0] if len({dict(point)[key] for point in grid}) > 1] if grid else []
-    shown = varying or ["optimizer.lr"]
-    return {point: ", ".join(format_setting(key, value) for key, value in point if key in shown) for point in grid}
 
 
 def _current_runs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
@@ -212,9 +183,6 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     return list({(run.data_seed, run.point, run.config.seed): run for run in current}.values()), troubles
 
 
-# --- groups beside each other ---
-
-
 def group_runs(entries: Iterable[Entry]) -> list[Group]:
     """Sort runs into groups, in the order of the table: model, objective, task, shots, method, steps."""
     entries, first = list(entries), dict[str, int]()
@@ -227,9 +195,28 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
             entry.data_seed = first[entry.data]
         by_settings[entry.group].append(entry)
     groups = [Group(members) for members in by_settings.values()]
-    _expect_seeds(groups)
-    _distinguish(groups)
+    # Expected is each data seed that was used for the task, shots and model; if all are the paper's, all five of these.
+    # A zero-shot score is the same on every seed.
+    for same in _alike([group for group in groups if not group.zero_shot], "task", "demo", "shots", "model"):
+        used, seeds = frozenset(entry.data_seed for one in same for entry in one.entries), same[0].paper.seeds
+        for group in same:
+            group.expected = used | seeds if group.shots is not None and used <= seeds else used
+    for same in _alike(groups, "task", "shots", "model", "objective", "loss", "label", "steps"):
+        keys = sorted(differing_keys([group.settings for group in same]))
+        for group in same:
+            group.distinguishing = keys
+    for same in _alike(groups, "task", "shots", "label"):
+        for group in same:
+            group.ambiguous = len(same) > 1
     return sorted(groups, key=_sort_key)
+
+
+def _alike(groups: Sequence[Group], *names: str) -> Collection[list[Group]]:
+    """Return the groups in lists of those that have the same attributes."""
+    found: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
+    for group in groups:
+        found[attrgetter(*names)(group)].append(group)
+    return found.values()
 
 
 def _sort_key(group: Group) -> tuple[Any, ...]:
@@ -242,40 +229,6 @@ def _sort_key(group: Group) -> tuple[Any, ...]:
     shots = math.inf if group.shots is None else group.shots
     task = (place(tasks, group.task), group.task)
     return (group.model, *objective, *task, shots, place(methods, group.method), group.label, group.steps)
-
-
-def _expect_seeds(groups: Sequence[Group]) -> None:
-    """Set the data seeds that should have a result: all that were used for this task, these shots and this model.
-
-    If they are among the paper's, all five of the paper. A zero-shot score is the same on every seed, so no seed is
-    expected.
-    """
-    alike: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
-    for group in groups:
-        if not group.zero_shot:
-            alike[group.task, group.demo, group.shots, group.model].append(group)
-    for same in alike.values():
-        used, seeds = frozenset(entry.data_seed for one in same for entry in one.entries), same[0].paper.seeds
-        for group in same:
-            group.expected = used | seeds if group.shots is not None and used <= seeds else used
-
-
-def _distinguish(groups: Sequence[Group]) -> None:
-    """Find the settings that distinguish groups which would look the same in the table."""
-    alike: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
-    for group in groups:
-        look = (group.task, group.shots, group.model, group.objective, group.loss, group.label, group.steps)
-        alike[look].append(group)
-    for same in alike.values():
-        keys = sorted(differing_keys([group.settings for group in same]))
-        for group in same:
-            group.distinguishing = keys
-    names = Counter((group.task, group.shots, group.label) for group in groups)
-    for group in groups:
-        group.ambiguous = names[group.task, group.shots, group.label] > 1
-
-
-# --- how a group differs from the paper's runs ---
 
 
 def unlike_paper(group: Group) -> list[str]:

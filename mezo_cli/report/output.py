@@ -1,4 +1,4 @@
-"""Write tables and pages to the file that an option names: completely or not at all."""
+"""A comparison on the terminal, and what is written to the file that an option names: completely or not at all."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +20,7 @@ SHORT = 14  # a column of texts up to this width is never folded
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs.
-
-    Attributes:
-        tables: frames of texts from `make_table`, to read.
-        notes: one line each.
-        records: one per group, number or run, for CSV.
-        document: for JSON.
-    """
+    """A comparison of runs: tables and notes to read, records of groups, numbers or runs for CSV, a document (JSON)."""
 
     tables: Sequence["pd.DataFrame"]
     notes: Sequence[str] = ()
@@ -42,9 +35,6 @@ def make_table(title: str, rows: "Sequence[Mapping[str, str | None]] | pd.DataFr
     table = pd.DataFrame(rows, dtype=object).fillna("-")
     table.attrs.update(title=title, left=left)
     return table
-
-
-# --- on the terminal ---
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -64,9 +54,6 @@ def show(comparison: Comparison, console: Console) -> None:
         item = TextTable.grid(padding=(0, 1))  # a hanging indent
         item.add_row("-", note)
         console.print(item)
-
-
-# --- files ---
 
 
 def check_output(path: Path, formats: Collection[str] = FORMATS, option: str = "--out") -> None:

@@ -15,14 +15,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from mezo_cli.console import printable
 from mezo_cli.errors import UserError
 from mezo_cli.process.versions import package_version
 from mezo_cli.report.document import document
+from mezo_cli.report.entries import Entry, left_out, no_runs, read_runs
 from mezo_cli.report.figures import COLOURS, SERIES, WIDE, Line, draw_lines, drawing, page_figure, panels, run_figures
-from mezo_cli.report.frame import Entry, frame, left_out, no_runs, read_runs
 from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.report.output import make_table
 from mezo_cli.report.paper import find_table
@@ -43,18 +41,13 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported: the runs, oldest first, their numbers, the groups that they form, and what was left out.
+    """What is reported."""
 
-    `documents` are by run directory, of the runs that have a section in the page: of many those that were picked, then
-    the newest.
-    """
-
-    runs: Sequence[Entry]
-    table: pd.DataFrame
+    runs: Sequence[Entry]  # the oldest first
     groups: Sequence[Group]
     panels: Mapping[str, Sequence[Line]]
-    documents: Mapping[str, Mapping[str, Any]]
-    warnings: Sequence[str]
+    documents: Mapping[str, Mapping[str, Any]]  # by run directory: of many runs those that were picked, then the newest
+    warnings: Sequence[str]  # what was left out
 
 
 def read_report(folders: Sequence[Path], progress: Progress) -> Report:
@@ -75,18 +68,16 @@ def read_report(folders: Sequence[Path], progress: Progress) -> Report:
             done(number + 1)
     if not runs:
         raise no_runs(folders, warnings)
-    groups, table = group_runs(runs), frame(runs)
-    return Report(runs, table, groups, panels(groups, table), documents, warnings)
+    groups = group_runs(runs)
+    return Report(runs, groups, panels(groups), documents, warnings)
 
 
 def render(report: Report, progress: Progress) -> str:
     """Return the page; about one run alone if it is one. `progress` shows how many runs are drawn."""
     shown, sections = [run for run in report.runs if run.location in report.documents], []
-    of_run = dict(iter(report.table.groupby("run")))
     with progress("runs drawn", len(shown)) as done:
         for number, run in enumerate(shown):
-            section = _section(run, report.documents[run.location], of_run.get(run.location, report.table[:0]), number)
-            sections.append(section)
+            sections.append(_section(run, report.documents[run.location], number))
             done(number + 1)
     counts = Counter(run.outcome for run in report.runs)
     states = ", ".join(f"{count} {status}" for status, count in counts.most_common())
@@ -112,11 +103,12 @@ def render(report: Report, progress: Progress) -> str:
     template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run
     facts = {"written": utc_now()[:10], "paper": source, "version": package_version()}
-    return template.render(**content, **facts, style=_style(), script=script, script_hash=script_hash)
+    return template.render(**content, **facts, script=script, script_hash=script_hash)
 
 
 @cache
 def _environment() -> "Environment":
+    """Return what renders a template; `style` is the style sheet, with the colours of both schemes."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -127,23 +119,17 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["numbers"] = lambda row: ", ".join(f"{name} {v:.4g}" for name, v in metrics_of(row).items())
-    return environment
-
-
-def _style() -> str:
-    """Return the style sheet, with the colours of both schemes."""
     light, dark = ("; ".join(f"--{name}: {both[at]}" for name, both in COLOURS.items()) for at in (0, 1))
     swatches = "\n".join(f".s-{name} {{ --swatch: var(--{name}); }}" for name in (*SERIES, "quiet"))
     dark_scheme = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
     text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    return f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
+    style = f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
+    environment.globals["style"] = style
+    environment.filters["numbers"] = lambda row: ", ".join(f"{name} {v:.4g}" for name, v in metrics_of(row).items())
+    return environment
 
 
-# --- one run ---
-
-
-def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: int) -> dict[str, Any]:
+def _section(run: Entry, told: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Return what the template shows of a run: its document, with `settings` as a table, and more."""
     settings = [
         {"setting": key, **{name: format_value(value) for name, value in one.items()}}
@@ -156,7 +142,7 @@ def _section(run: Entry, told: Mapping[str, Any], table: pd.DataFrame, number: i
         "template": run.config.task.template,
         "status": run.outcome if run.finished else run.trouble(),
         "key": _key_numbers(run, told),
-        "figures": run_figures(run, table, f"r{number}"),
+        "figures": run_figures(run, f"r{number}"),
         "dev_rows": list(zip(*told["dev_completions"].values(), strict=False)),
         "colours": {label: name for name, label in legend},
         "legend": legend,

@@ -25,15 +25,12 @@ class Number(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table: model, shots (0: zero-shot; None: all rows), method, the loss that was minimised, the numbers.
-
-    The loss "-" is that of each task.
-    """
+    """A row of a table."""
 
     model: str
-    shots: int | None
+    shots: int | None  # 0: zero-shot; None: all rows
     method: str
-    loss: str
+    loss: str  # that was minimised; "-": that of each task
     numbers: Mapping[str, Number]
 
     @property
@@ -43,20 +40,15 @@ class Row(NamedTuple):
 
 
 class Paper:
-    """One of the paper's tables, and the settings of its runs, as paper.yaml has them.
-
-    Attributes:
-        seeds: data seeds.
-        tasks: how each is scored and trained: `objectives` that give the same scores, `loss`, `metric`.
-        has_shots: whether the rows differ in shots, not in the model.
-    """
+    """One of the paper's tables, and the settings of its runs, as paper.yaml has them."""
 
     def __init__(self, source: str, values: Mapping[str, Any]) -> None:
         self.source, self.about, self.notes = source, str(values["about"]), values.get("notes", [])
         self.seeds = frozenset(values["seeds"])
+        # How each is scored and trained: `objectives` that give the same scores, `loss`, `metric`.
         self.tasks: dict[str, Any] = {name: one for one in values["tasks"] for name in one["names"].split()}
         self.rows = [self._row(cells) for cells in _cells(values["table"])]
-        self.has_shots = len({row.model for row in self.rows}) == 1
+        self.has_shots = len({row.model for row in self.rows}) == 1  # rows differ in shots, not in the model
         self._settings, self._grid = values["settings"], list(_cells(values["grid"]))
 
     def _row(self, cells: Mapping[str, str]) -> Row:
@@ -91,10 +83,10 @@ class Paper:
 
     def grid(self, method: str, loss: str = "", task: str = "") -> Mapping[str, list[float]]:
         """Return the lowest and highest value of each key of a method's grid, on a task if it has its own."""
-        own = f"{method} ({loss})" if f"{method} ({loss})" in self._settings else method
+        label = f"{method} ({loss})" if f"{method} ({loss})" in self._settings else method
         found: Mapping[str, str] = {}
         for row in self._grid:
-            if row["method"] == own and (row["tasks"] == "-" or task in row["tasks"].split()):
+            if row["method"] == label and (row["tasks"] == "-" or task in row["tasks"].split()):
                 found = row
         ends = {key: text for key, text in found.items() if key not in ("method", "tasks") and text != "-"}
         return {key: [float(end) for end in text.split()] for key, text in ends.items()}

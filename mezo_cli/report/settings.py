@@ -42,7 +42,6 @@ LIMIT = ("max_seconds", "at_limit")  # without effect too, unless the run ends a
 # Shown by other columns: the model's path says more than its name; shots and seed may be the name of a folder.
 IN_OTHER_COLUMNS = ("model.name", "seed", "data.seed", "data.shots")
 OF_STEPS = ("optimizer.", "batch_size", "eval_every", "patience")  # without effect on a run of no steps
-TWINS = {"data.seed": "seed", "model.name": "model.path"}  # the same as another setting, in all or nearly all runs
 
 
 def method_name(config: Config) -> str:
@@ -78,6 +77,7 @@ def unused(config: Config) -> tuple[str, ...]:
     return OF_STEPS if config.steps == 0 else ()
 
 
+@cache
 def matches(key: str, names: tuple[str, ...]) -> bool:
     """Return whether a key is one of the names or lies in one of the groups (`logger.`)."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
@@ -85,12 +85,7 @@ def matches(key: str, names: tuple[str, ...]) -> bool:
 
 def leave_out(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings without some keys and groups of keys."""
-    return {key: settings[key] for key in _others(tuple(settings), names)}
-
-
-@cache
-def _others(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(key for key in keys if not matches(key, names))
+    return {key: value for key, value in settings.items() if not matches(key, names)}
 
 
 def parts(config: Config, settings: Mapping[str, Any]) -> tuple[Point, dict[str, Any]]:
@@ -179,7 +174,6 @@ def telling_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     A setting of a choice that has one value wherever the choice is made follows from it (the template from the task),
     unless it is of the grid, which a reader looks for.
     """
-
     differing = differing_keys(runs)
     keys = [key for key in differing if not matches(key, WITHOUT_EFFECT)] or differing
 
@@ -188,10 +182,9 @@ def telling_keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         pairs = {(str(run.get(name)), str(run.get(key))) for run in runs} if name in keys and name != key else ()
         return len(pairs) == len({choice for choice, _ in pairs}) > 0
 
-    told = [key for key in keys if not (TWINS.get(key) and all(run.get(key) == run.get(TWINS[key]) for run in runs))]
-    if "model.path" in told and "model.name" in told:
-        told.remove("model.name")
-    return [key for key in told if key in GRID or not follows(key)]
+    same_seeds = all(run.get("data.seed") == run.get("seed") for run in runs)
+    repeated = {"data.seed": same_seeds, "model.name": "model.path" in keys}
+    return [key for key in keys if not repeated.get(key) and (key in GRID or not follows(key))]
 
 
 # --- as text ---

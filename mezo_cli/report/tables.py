@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mezo_cli.report.frame import Entry, no_runs, read_runs
+from mezo_cli.report.entries import Entry, no_runs, read_runs
 from mezo_cli.report.groups import Group, format_shots, group_runs, mean_score, unlike_paper
 from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, find_table
@@ -39,10 +39,9 @@ COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of mea
 def comparison(
     folders: Sequence[Path], width: int, warn: Callable[[str], None], table: str | None = None
 ) -> Comparison:
-    """Return a comparison of all runs under `folders`: mean and std over data seeds; or, by name, a table of the paper.
+    """Return a comparison of all runs under `folders`: mean and std over data seeds; or `paper_view` of a table.
 
-    The latter has the runs' results beside its own, and is split where it is wider than `width` characters. `warn` is
-    called for each directory that cannot be read as a run.
+    `warn` is called for each directory that cannot be read as a run.
     """
     entries, warnings = read_runs(folders)
     for text in warnings:
@@ -54,12 +53,9 @@ def comparison(
     return group_view(group_runs(entries))
 
 
-# --- runs ---
-
-
 def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
     """Return the cells of each run by column: what it was, the settings in which the runs differ, what it came to."""
-    own = [key for key in telling_keys([run.settings for run in runs]) if key not in SHOWN]
+    keys = [key for key in telling_keys([run.settings for run in runs]) if key not in SHOWN]
     rows = []
     for run in runs:
         config, objective = run.config, [run.config.objective.name, run.config.objective.loss]
@@ -72,7 +68,7 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
             "model": run.model,
             "metric": run.metric,
             "seed": str(config.seed),
-            **{short_name(key): format_value(run.settings.get(key)) for key in own},
+            **{short_name(key): format_value(run.settings.get(key)) for key in keys},
             "step": f"{run.steps_done}/{config.steps}",
         }
         for name, split in (("dev", "dev"), ("before", "test_before"), ("test", "test")):
@@ -80,9 +76,6 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
         row["verdict"] = run.verdict or "-"
         rows.append(row)
     return rows
-
-
-# --- groups of runs ---
 
 
 def group_view(groups: Sequence[Group]) -> Comparison:
@@ -94,15 +87,15 @@ def group_view(groups: Sequence[Group]) -> Comparison:
         empty = [name for name in ("paper", "diff") if not table["paper"].any()]
         empty += [name for name in ("before", "verdict") if (table[name] == "-").all()]
         for name in ("peak GB", "s/step"):  # a cost that differs between groups by no more than the noise of a machine
-            known = [cost for group in same if (cost := _costs(group)[name])]
-            empty += [name] if not known or max(known) <= COST_NOISE * min(known) else []
+            costs = [cost for group in same if (cost := _costs(group)[name])]
+            empty += [name] if not costs or max(costs) <= COST_NOISE * min(costs) else []
         if (table["chosen"] == "-").all():
             empty.append("chosen")
             table.attrs["left"] = 3
         tables.append(table.drop(columns=empty))
     records = [_group_record(group) for group in groups]
     details = [
-        {**record, "seeds": _seed_details(group), "settings": dict(group.settings)}
+        {**record, "seeds": _seed_details(group), "settings": group.settings}
         for group, record in zip(groups, records, strict=True)
     ]
     document = {"protocol": PROTOCOL, "unit": UNIT, "paper": find_table().source, "groups": details}
@@ -134,15 +127,16 @@ def _costs(group: Group) -> dict[str, float | None]:
     """Return the medians of the peak memory and of the seconds per step of the runs that count."""
     peaks = [run.summary["peak_memory_bytes"] / 1e9 for run in group.results if run.summary.get("peak_memory_bytes")]
     steps = [run.summary["seconds"] / run.summary["steps"] for run in group.results if run.summary.get("steps")]
-    known = {"peak GB": peaks, "s/step": steps}
-    return {name: float(np.median(values)) if values else None for name, values in known.items()}
+    figures = {"peak GB": peaks, "s/step": steps}
+    return {name: float(np.median(values)) if values else None for name, values in figures.items()}
 
 
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
     """Return notes on runs without a result, grids, what differs from the paper, and what the marks mean."""
     notes = [f"{group.title}: {text}" for group in groups for text in (*group.troubles, *group.edges())]
-    if with_missing:
-        notes += [f"{group.title}: {text}" for group in groups for text in group.missing_seeds()]
+    for group in groups if with_missing else ():
+        if absent := sorted(group.expected - {run.data_seed for run in group.runs}):
+            notes.append(f"{group.title}: not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
     notes += [NOTE] if any(group.at_start for group in groups) else []
     for group in groups:
         if 0 < len(group.at_start) < len(group.picks):
@@ -203,18 +197,15 @@ def _seed_details(group: Group) -> dict[str, Any]:
     }
 
 
-# --- the paper's tables ---
-
-
 def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Comparison:
-    """Return one of the paper's whole tables with the user's results below its rows.
+    """Return one of the paper's whole tables, by name, with the user's results below its rows.
 
-    A terminal that is too narrow for all tasks gets them in several tables.
+    Where its tasks take more than `width` characters, they come in several tables.
     """
     whole = find_table(table)
     sections = list(dict.fromkeys(whole.section(row.model, row.shots) for row in whole.rows))
-    known = [group for group in groups if group.task in whole.tasks and not group.demo]
-    shown = [group for group in known if whole.section(group.model, group.shots) in sections]
+    of_table = [group for group in groups if group.task in whole.tasks and not group.demo]
+    shown = [group for group in of_table if whole.section(group.model, group.shots) in sections]
     first = "shots" if whole.has_shots else "model"
     lines = make_table("", [line for section in sections for line in _section_lines(whole, section, first, shown)], 2)
     size = max(1, (width - 40) // COLUMN[whole.has_shots])  # tasks beside each other
@@ -231,28 +222,30 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
 
 
 def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Return the lines of some shots or a model: below each of the paper's rows the user's, and at the end others."""
-    own = [group for group in groups if table.section(group.model, group.shots) == section]
+    """Return the lines of some shots or a model: below each of the paper's rows the user's, and at the end others.
+
+    A score has the number of data seeds with a result, of those expected, where one is missing: `91.0 (0.2) 3/5`.
+    """
+    of_section = [group for group in groups if table.section(group.model, group.shots) == section]
     empty, missing, lines = dict.fromkeys(table.tasks, ""), dict.fromkeys(table.tasks, "-"), []
     rows: list[Row | None] = [row for row in table.rows if table.section(row.model, row.shots) == section]
     for row in (*rows, None):
-        of_row = [group for group in own if group.paper_row is row]
+        of_row = [group for group in of_section if group.paper_row is row]
         same: dict[str, list[Group]] = {} if of_row or row is None else {"  yours": []}
         for group in of_row:
             same.setdefault(_own_name(group), []).append(group)
         if row is not None:
             lines.append({"method": row.label, **empty, **{task: one.text for task, one in row.numbers.items()}})
         for name, members in same.items():
-            lines.append({"method": name, **missing, **{group.task: _result_cell(group) for group in members}})
+            cells = {}
+            for group in members:
+                score = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
+                counts = f" {len(group.picks)}/{len(group.expected)}" if group.missing else ""
+                cells[group.task] = f"{score}{counts}"
+            lines.append({"method": name, **missing, **cells})
             points = {one.task: f"{one.difference:+.1f}" for one in members if one.difference is not None}
             lines += [{"method": "  difference", **empty, **points}] if points else []
     return [{first: section if line is lines[0] else "", **line} for line in lines]
-
-
-def _result_cell(group: Group) -> str:
-    """Return the score, and how many of the expected data seeds have a result if one is missing: `91.0 (0.2) 3/5`."""
-    score = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
-    return score + (f" {len(group.picks)}/{len(group.expected)}" if group.missing else "")
 
 
 def _own_name(group: Group) -> str:

@@ -138,8 +138,8 @@ def _describe(error: BaseException) -> str:
     """Return an error as one line, with the file and line where the user's code raised it."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     text = text.encode(errors="backslashreplace").decode()  # an unpaired surrogate
-    own = os.path.dirname(__file__)
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((own, "<frozen"))]
+    not_users = (os.path.dirname(__file__), "<frozen")
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(not_users)]
     lines = [one.lineno for one in frames if one.filename == frames[0].filename]  # not those of a library that it calls
     place = f" ({frames[0].filename}:{lines[-1]})" if frames else ""
     return f"{text[:500]}{place}"

@@ -132,7 +132,7 @@ def read_contents(run: "Run") -> Contents:
     summary, (recorded, rest) = run.read_summary(), trajectory.length(run.trajectory)
     if config.optimizer.replayable and (recorded, rest) != (summary["steps"], 0):
         more = f" and {rest} bytes more" if rest else ""
-        known = f"it holds {recorded} of the run's {summary['steps']} steps{more}"
-        raise UserError(f"{run.trajectory} is damaged: {known}")
+        held = f"it holds {recorded} of the run's {summary['steps']} steps{more}"
+        raise UserError(f"{run.trajectory} is damaged: {held}")
     run.check_ends(info)
     return Contents(info, config, status, summary)

@@ -80,9 +80,6 @@ def _complete_until(config: Config, lines: list[dict[str, Any]], steps: int) -> 
     return steps, ""
 
 
-# --- another end: `mezo resume RUN steps=N` ---
-
-
 def change_end(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Replace config.yaml of a run that the caller has claimed, and record in run.json which settings change.
 

@@ -43,25 +43,17 @@ class Run:
     """A run directory. The process that trains in it holds a lock on its .lock file.
 
     What is written whole (run.json, checkpoints, ...) is on the disk when the method returns. Lines of metrics.jsonl
-    are after `lines.sync`.
-
-    Attributes:
-        path: the directory.
-        checkpoints, pruned_checkpoints: the folder of the checkpoints `best` and `last`; its name while it is removed.
-        trajectory: the trajectory file.
-        lines: metrics.jsonl. Those of a long run fill the memory if they are not read one by one.
-        initial_state_file: the initial weights that the base model does not have (a new head, an adapter).
-        writes: whether this process writes there; not one that follows another (`ReadOnlyRun`).
+    are after `lines.sync`; those of a long run fill the memory if they are not read one by one.
     """
 
-    writes = True
+    writes = True  # whether this process writes there; not one that follows another (`ReadOnlyRun`)
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self.pruned_checkpoints = path / atomic.TEMPORARY.format("checkpoints")
+        self.pruned_checkpoints = path / atomic.TEMPORARY.format("checkpoints")  # their name while they are removed
         self.trajectory = path / "trajectory.bin"
-        self.initial_state_file = path / "start.safetensors"
+        self.initial_state_file = path / "start.safetensors"  # what the base model lacks: a new head, an adapter
         self.lines, self._completions = JsonLines(path / METRICS), JsonLines(path / "completions.jsonl")
         self._lock: FileLock | None = None  # while this object holds it
         self._files_before: set[str] | None = None  # what else was in the directory when this object created the run
@@ -124,7 +116,16 @@ class Run:
         """Open an existing run, and check that its config.yaml is unchanged."""
         run = cls(path)
         if not (path / "config.yaml").is_file():
-            raise UserError(f"{_why_no_run(path)} (`mezo runs` lists the runs)")
+            if is_sweep(path):
+                why = " is a sweep: name one of its runs"
+            elif path.is_dir():
+                why = " holds no run: there is no config.yaml"
+            else:
+                near = did_you_mean(path.name, _folders(path.parent))
+                if (listed := Path("outputs") / path).is_dir():  # the list of runs gives paths below it
+                    near = f" (did you mean '{listed}'?)"
+                why = f": no such run directory{near}"
+            raise UserError(f"{path}{why} (`mezo runs` lists the runs)")
         if run.status(run.read()[0]) != "running":
             checkpoints.repair(run.checkpoints)
         return run
@@ -235,10 +236,10 @@ class Run:
 
     def check_ends(self, info: Mapping[str, Any], names: Iterable[str] = ALWAYS_READ) -> None:
         """Refuse files of a finished run that are not those that it ended with, by its run.json."""
-        known: Mapping[str, str] = info.get("ends") or {} if info["status"] == "finished" else {}
-        for name in (name for name in names if name in known):
+        ends: Mapping[str, str] = info.get("ends") or {} if info["status"] == "finished" else {}
+        for name in (name for name in names if name in ends):
             path = self.path / name
-            if atomic.end_checksum(path) != known[name]:
+            if atomic.end_checksum(path) != ends[name]:
                 read = {METRICS: self.metrics, self.trajectory.name: self.read_trajectory}.get(name)
                 if path.exists() and read is not None:
                     read()  # names the line or the record that is damaged
@@ -246,8 +247,8 @@ class Run:
 
     def command(self, verb: str, *words: str, info: Mapping[str, Any] | None = None) -> str:
         """Return `mezo VERB RUN WORDS`, with the reward that the run needs to be given again, to be run from here."""
-        own = own_reward(self.info() if info is None else info) if verb in TAKES_REWARD else []
-        return shlex.join(["mezo", verb, relative_path(self.path), *words, *own])
+        reward = own_reward(self.info() if info is None else info) if verb in TAKES_REWARD else []
+        return shlex.join(["mezo", verb, relative_path(self.path), *words, *reward])
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
@@ -280,8 +281,8 @@ class Run:
                 raise
             text = str(error) if is_known else f"{type(error).__name__}: {error}"
             self._record_end("failed", text)
-            said, trace = (text, None) if is_known else ("the run failed", sys.exc_info())
-            handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, said, (), trace))
+            message, trace = (text, None) if is_known else ("the run failed", sys.exc_info())
+            handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, message, (), trace))
             if isinstance(error, OSError):
                 raise RunFailed(f"{self.path}: {error}") from error
             raise
@@ -506,17 +507,6 @@ def is_sweep(path: Path) -> bool:
 
 def _folders(path: Path) -> list[str]:
     return [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
-
-
-def _why_no_run(path: Path) -> str:
-    """Return what is wrong with a path, with the nearest name: the list of runs gives paths below `outputs`."""
-    if is_sweep(path):
-        return f"{path} is a sweep: name one of its runs"
-    if path.is_dir():
-        return f"{path} holds no run: there is no config.yaml"
-    listed = Path("outputs") / path
-    near = f" (did you mean '{listed}'?)" if listed.is_dir() else did_you_mean(path.name, _folders(path.parent))
-    return f"{path}: no such run directory{near}"
 
 
 def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:

@@ -33,9 +33,6 @@ def without_texts(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in TEXTS}
 
 
-# --- as text ---
-
-
 @cache
 def is_fraction(metric: str) -> bool:
     """Return whether a metric is shown in percent: those of labels are; a reward has a scale of its own."""

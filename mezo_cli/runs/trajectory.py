@@ -37,36 +37,26 @@ _FIXED = struct.Struct("<8sHII")  # magic, version, length of the compressed hea
 
 @dataclass(frozen=True)
 class Header:
-    """What is needed to interpret the records.
-
-    Attributes:
-        fingerprint: sha256 of the initial weights.
-        samples: the number of scalars of a record.
-        tensors: (name, shape) of the trainable tensors, in order.
-        settings: the optimizer's settings.
-        dtype: how theta is stored.
-        rounding: how an update is rounded to it; `ROUNDINGS` has that of each dtype.
-        decay: `float64`, in which weight decay is computed (see perturb/params.py); None for a run without.
-        scalars: what the records hold, as the optimizer names it.
-        clip: `clip_g` and `clip_window` of the settings; None where g is not clipped.
-        nonnegative: the tensors of which a step's update ends with max(theta, 0); None: there are none.
-    """
+    """What is needed to interpret the records."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
-    fingerprint: str
+    fingerprint: str  # sha256 of the initial weights
     optimizer: str
     noise: str
     seed: int
-    samples: Annotated[int, Field(gt=0, le=1 << 24)]
+    samples: Annotated[int, Field(gt=0, le=1 << 24)]  # the number of scalars of a record
     weight_decay: float
+    # (name, shape) of the trainable tensors, in order
     tensors: list[tuple[str, list[Annotated[int, Field(gt=0, lt=1 << 40)]]]]
-    settings: dict[str, Any] = field(default_factory=dict)
-    dtype: str = "float32"
-    rounding: str = "nearest"
+    settings: dict[str, Any] = field(default_factory=dict)  # the optimizer's settings
+    dtype: str = "float32"  # how theta is stored
+    rounding: str = "nearest"  # how an update is rounded to it; `ROUNDINGS` has that of each dtype
+    # `float64`, in which weight decay is computed (see perturb/params.py); None for a run without
     decay: Literal["float64"] | None = None
-    scalars: str = "projected_grad"
-    clip: dict[str, Any] | None = None
+    scalars: str = "projected_grad"  # what the records hold, as the optimizer names it
+    clip: dict[str, Any] | None = None  # `clip_g` and `clip_window` of the settings; None where g is not clipped
+    # the tensors of which a step's update ends with max(theta, 0); None: there are none
     nonnegative: list[str] | None = None
 
 
@@ -80,10 +70,8 @@ def _record(samples: int) -> struct.Struct:
 class Writer:
     """Append one record per step to an open file, flushing each; `sync` waits until they are on the disk.
 
-    Args:
-        file: open for writing at its end. The header is written if it is empty.
-        header: the header of the file.
-        crc: for a file that has a header, its checksum as `read` returned it: another zlib may compress differently.
+    An empty file gets the header. `crc` is that of a file's header as `read` returned it: another zlib may compress
+    differently.
     """
 
     def __init__(self, file: BinaryIO, header: Header, crc: int | None = None) -> None:
@@ -114,23 +102,14 @@ class Writer:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The content of a trajectory file.
-
-    Attributes:
-        header: the header.
-        grads: the scalars, float32 [steps, samples]; 0 for a sample that was not drawn.
-        lrs: learning rates, float32 [steps].
-        valid_bytes: the length of the file without incomplete last records.
-        crc: checksum of the header, which seeds those of the records.
-        cut_bytes: how many bytes were left out at the end of the file.
-    """
+    """The content of a trajectory file."""
 
     header: Header
-    grads: np.ndarray
-    lrs: np.ndarray
-    valid_bytes: int
-    crc: int
-    cut_bytes: int = 0
+    grads: np.ndarray  # the scalars, float32 [steps, samples]; 0 for a sample that was not drawn
+    lrs: np.ndarray  # learning rates, float32 [steps]
+    valid_bytes: int  # the length of the file without incomplete last records
+    crc: int  # checksum of the header, which seeds those of the records
+    cut_bytes: int = 0  # how many bytes were left out at the end of the file
 
     def __len__(self) -> int:
         return len(self.lrs)
@@ -154,11 +133,7 @@ class Trajectory:
         return [(t, [float(g) for g in self.grads[t]], float(self.lrs[t])) for t in range(start, stop)]
 
     def drawn_grads(self, samples: Callable[[int], int]) -> np.ndarray:
-        """Return the scalars that were computed, float32 [number of samples drawn].
-
-        Args:
-            samples: the number of samples that a step (from 0) drew.
-        """
+        """Return the scalars that were computed, float32 [number drawn]; `samples(step)`: how many a step drew."""
         drawn = np.array([samples(step) for step in range(len(self))], int)
         grads: np.ndarray = self.grads[np.arange(self.header.samples) < drawn[:, None]]
         return grads

@@ -4,10 +4,11 @@
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from mezo_cli import data, models
 from mezo_cli.config.schema import Config, Splits
@@ -27,7 +28,7 @@ MOST_BYTES = 4e9  # of the log-probabilities that the start gives the answers of
 
 
 @dataclass
-class Prepared:
+class Prepared(AbstractContextManager["Prepared"]):
     """A session and its rows, before the first step or forward of a command. `with` closes the session.
 
     Attributes:
@@ -46,9 +47,6 @@ class Prepared:
     kept: list[PromptRow] = field(default_factory=list)
     unreachable: dict[str, int] = field(default_factory=dict)
     states_bytes: int = 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *of_error: object) -> None:
         self.session.close()

@@ -97,9 +97,9 @@ def go_to(session: Session, run: Run, step: int, past: Trajectory | None = None)
         return
     past = past or read_trajectory(session.config, run, step, resumes=True)
     _begin_replay(session, run, past)
-    known = {name: at for name in checkpoints.NAMES if (at := run.checkpoint_step(name)) is not None and at <= step}
+    stored = {name: at for name in checkpoints.NAMES if (at := run.checkpoint_step(name)) is not None and at <= step}
     # From `best` the moments would have to be rebuilt, though it be newer than `last`, which stores them.
-    name = "last" if "last" in known and state.is_file() else max(known, key=lambda one: known[one], default=None)
+    name = "last" if "last" in stored and state.is_file() else max(stored, key=lambda one: stored[one], default=None)
     if name is not None:
         copy_checkpoint(session, run, name)
     start = session.at
@@ -142,12 +142,12 @@ def replayed(session: Session, run: Run, steps: Iterable[int]) -> Iterator[int]:
 
 def check_weights(session: Session, run: Run) -> None:
     """Compare rebuilt weights with the sha256 that run.json has for their step, if it has one."""
-    for name, known in (run.info().get("weights") or {}).items():
-        found = models.fingerprint(session.loaded.model) if known["step"] == session.at else known["sha256"]
-        if found != known["sha256"]:
+    for name, recorded in (run.info().get("weights") or {}).items():
+        found = models.fingerprint(session.loaded.model) if recorded["step"] == session.at else recorded["sha256"]
+        if found != recorded["sha256"]:
             raise UserError(
                 f"{run.path}: the rebuilt weights of step {session.at} ({name}) are not those of the run: sha256 "
-                f"{found[:12]}..., expected {known['sha256'][:12]}..."
+                f"{found[:12]}..., expected {recorded['sha256'][:12]}..."
             )
 
 

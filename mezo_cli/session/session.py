@@ -2,10 +2,10 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ from mezo_cli.perturb.params import Params
 
 
 @dataclass
-class Session:
+class Session(AbstractContextManager["Session"]):
     """A loaded model with its trainable parameters, objective, optimizer and input encoder.
 
     It owns the model: `with opened(...) as session:` drops it at the end, and using it afterwards is an error.
@@ -46,9 +46,6 @@ class Session:
     encoder: Any
     ranks: Ranks = ALONE
     at: int = 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *of_error: object) -> None:
         self.close()
@@ -77,9 +74,9 @@ class Session:
         rows' losses, None for 1.
         """
         ranks = self.ranks if self.ranks.split == "rows" else ALONE
-        own = ranks.own(rows)
-        size = self.config.rows_per_forward(len(own))
-        batches = [self.objective.collate(own[start : start + size]) for start in range(0, len(own), size)]
+        share = ranks.share_of(rows)
+        size = self.config.rows_per_forward(len(share))
+        batches = [self.objective.collate(share[start : start + size]) for start in range(0, len(share), size)]
         return BatchLoss(self.objective, batches, ranks, len(rows), weights)
 
     def step(self, rows: Sequence[Any], step: int, weights: Sequence[float] | None = None) -> StepResult:

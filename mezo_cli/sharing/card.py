@@ -37,8 +37,7 @@ def write_card(
 
     Args:
         run: has run.json, the scores of these weights and of dev before training, and summary.json if it has finished.
-        session: of the run.
-        step: of the weights.
+        session, step: of the weights.
         repo: the hub id that the folder will have; None if it will not be uploaded.
         use: how to use it, in Markdown.
         library: what loads it: transformers, peft (an adapter alone) or mezo.
@@ -55,9 +54,9 @@ def write_card(
         if line["kind"] == "eval" and (line["step"] == step or (line["step"], line["split"]) == (0, "dev"))
     ]
     names = dict.fromkeys(name for line in evaluations for name in metrics_of(line))
-    own = [line for line in evaluations if line["step"] == step and line["split"] in ("dev", "test")]
+    of_step = [line for line in evaluations if line["step"] == step and line["split"] in ("dev", "test")]
     metrics = sorted(names, key=lambda name: name == "loss")
-    scores = [(line, name) for line in own for name in metrics if name != "loss" and name in line]
+    scores = [(line, name) for line in of_step for name in metrics if name != "loss" and name in line]
     results = [_result(config, info, line, name, pipeline) for line, name in scores]
     terms, prompt = read_terms(download.fetch(config.model, weights=False)), ""
     if isinstance(encoder, ClassificationEncoder):

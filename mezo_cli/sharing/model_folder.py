@@ -21,13 +21,7 @@ EXAMPLE = "A text of your own."
 def write_model_folder(folder: Path, run: Run, session: Session, step: int, where: str, repo: str | None) -> None:
     """Make a folder with the weights of a session: a plain model, or an adapter that names its base model.
 
-    Args:
-        folder: does not exist yet.
-        run: that the weights are of.
-        session: holds the weights.
-        step: of the weights.
-        where: the absolute path that the folder will have.
-        repo: the hub id that it will have; None if it will not be uploaded.
+    It will have the absolute path `where`, and the hub id `repo`, if it will be uploaded.
     """
     loaded, config, library, base_card = session.loaded, session.config, "transformers", ""
     models.save(loaded, folder)
@@ -77,12 +71,8 @@ def write_snippet(session: Session, folder: str, base: str) -> str | None:
     """Return a program that prints the probability of each label for a text; None for an encoder that it cannot repeat.
 
     The input encoder writes what turns a text into probabilities; the code before it, which loads the model with
-    transformers (and peft) alone, is written here.
-
-    Args:
-        session: holds the exported weights.
-        folder: of the exported files: its absolute path or a hub id.
-        base: the hub id of an adapter's base model, or its folder.
+    transformers (and peft) alone, is written here. `folder` and `base`, of an adapter's base model, are absolute paths
+    or hub ids.
     """
     columns = session.encoder.task.columns
     names = ["text"] if len(columns) == 1 else [f"text_{number + 1}" for number in range(len(columns))]

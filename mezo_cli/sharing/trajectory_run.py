@@ -71,15 +71,7 @@ def rebuild_weights(run: Run, session: Session) -> dict[str, dict[str, Any]]:
 def write_trajectory_run(
     folder: Path, run: Run, session: Session, weights: dict[str, dict[str, Any]], repo: str | None
 ) -> None:
-    """Make the folder.
-
-    Args:
-        folder: an empty one.
-        run: a finished run.
-        session: one of it.
-        weights: what `rebuild_weights` returns.
-        repo: the hub id that the folder will have; None if it will not be uploaded.
-    """
+    """Fill an empty folder from a finished run; `weights` are those of `rebuild_weights`, `repo` its hub id, if any."""
     config = session.config
     portable = to_yaml(_portable(config, run, session.loaded.revision))
     write_atomically(folder / "config.yaml", portable)
@@ -91,25 +83,25 @@ def write_trajectory_run(
         before = SHUFFLED if name != info["reward"]["name"] else ""
         info["reward"] = {**info["reward"], "name": f"{before}{Path(name).name}"}
     made = Run(folder)
+
+    def copy_adapter(to: Path) -> None:
+        for file in (run.checkpoints / "best").glob("adapter_*"):
+            shutil.copyfile(file, to / file.name)
+        for file in to.glob("*.json"):  # it names a path of this machine as its base
+            adapter = json.loads(file.read_text()) | {"base_model_name_or_path": base_name(config)}
+            file.write_text(json.dumps(adapter, indent=2))
+
     if config.optimizer.replayable:
         run.read_trajectory()
     for name in copied:
         shutil.copyfile(run.path / name, folder / name)
     if not config.optimizer.replayable:
-        made.save_checkpoint("best", weights["best"]["step"], lambda to: _copy_adapter(run, to, base_name(config)))
+        made.save_checkpoint("best", weights["best"]["step"], copy_adapter)
     if rows := run.predictions():
         made.write_predictions(map(without_texts, rows))
     write_object(folder / "run.json", {**info, "ends": made.ends(dict.fromkeys((*ENDS, *copied)))})
     step, use = int(weights["best"]["step"]), _use(config, repo, weights)
     write_atomically(folder / CARD, write_card(run, session, step, repo, use, "mezo"))
-
-
-def _copy_adapter(run: Run, to: Path, base: str) -> None:
-    """Copy the adapter of the checkpoint `best`; its own file names a path of this machine as its base."""
-    for file in (run.checkpoints / "best").glob("adapter_*"):
-        shutil.copyfile(file, to / file.name)
-    for file in to.glob("*.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}, indent=2))
 
 
 def _portable(config: Config, run: Run, revision: str | None) -> Config:

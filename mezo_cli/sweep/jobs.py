@@ -47,19 +47,16 @@ def job_status(path: Path) -> str:
         return "damaged"
 
 
-def words_of(job: Job, config_dir: str | None, own: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
+def words_of(job: Job, config_dir: str | None, code: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
     """Return the words of the command that runs a job, or goes on with its run.
 
-    Args:
-        job: of a sweep.
-        config_dir: the user's config folder.
-        own: the user's own code, where the command does not get it from the environment.
+    `code` is the user's own, where the command does not get it from the environment.
     """
-    given = [f"{key}={quote(value)}" for key, value in own.items()]
+    more = [f"{key}={quote(value)}" for key, value in code.items()]
     if is_begun(job.directory):
-        return ["resume", str(job.directory), *given]
+        return ["resume", str(job.directory), *more]
     folder = [] if config_dir is None else ["--config-dir", str(Path(config_dir).expanduser().absolute())]
-    return ["train", *job.overrides, *given, f"hydra.run.dir={quote(job.directory)}", *folder]
+    return ["train", *job.overrides, *more, f"hydra.run.dir={quote(job.directory)}", *folder]
 
 
 def is_begun(path: Path) -> bool:
@@ -75,13 +72,9 @@ def is_begun(path: Path) -> bool:
 
 
 class Workers:
-    """Runs commands in processes of this machine.
+    """Run commands in `at_once` processes of this machine, each with its share of the cores and of the visible GPUs.
 
-    Args:
-        at_once: how many run at a time. Each has its share of the cores and of the visible GPUs.
-        cwd: their working directory.
-        shown: whether what they print is shown.
-        preloaded: the module that the process imports from which they are forked.
+    They are forked from a process that has imported the module `preloaded`; what they print is `shown`, or not.
     """
 
     def __init__(self, at_once: int, cwd: str, shown: bool, preloaded: str) -> None:
@@ -203,10 +196,10 @@ def launch(plan: SweepPlan, commands: Mapping[int, list[str]], cwd: str) -> None
         KeyboardInterrupt: after Ctrl-C; jobs may go on.
     """
     numbers = ",".join(map(str, commands))
-    own = [f"hydra.sweep.dir={quote(plan.directory)}", "hydra.sweep.subdir=.", f"+{LAUNCHED}={numbers}"]
-    own += ["hydra.sweeper.params=null"]  # an experiment's grid is among the commands
-    given = [*plan.common, *plan.jobs[0].overrides]
-    overrides = [*compose.words_for_hydra(given, plan.config_dir), *own]
+    fixed = [f"hydra.sweep.dir={quote(plan.directory)}", "hydra.sweep.subdir=.", f"+{LAUNCHED}={numbers}"]
+    fixed += ["hydra.sweeper.params=null"]  # an experiment's grid is among the commands
+    chosen = [*plan.common, *plan.jobs[0].overrides]
+    overrides = [*compose.words_for_hydra(chosen, plan.config_dir), *fixed]
     before = [job_status(job.directory) for job in plan.jobs]
     try:
         with compose.hydra_session() as hydra:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +14,9 @@ from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import MAX_JOBS, Override, parse, quote
-from mezo_cli.config.own_code import OwnCode, own_of, split_own_code
+from mezo_cli.config.own_code import OwnCode, own_in, split_own_code
 from mezo_cli.config.registry import CHOICES
+from mezo_cli.config.schema import to_dict
 from mezo_cli.config.validation import UNREAD, reads
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import is_below
@@ -26,25 +27,15 @@ CONFIG_DIR = "--config-dir"
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep whose every job is valid.
-
-    Attributes:
-        directory: of the sweep.
-        launcher: the name of Hydra's launcher.
-        common: the overrides of Hydra's own keys.
-        jobs: with the overrides of mezo's own keys that may be stored.
-        own: what the jobs use of the user's own code, which is stored nowhere.
-        config_dir: the user's config folder.
-        user_code: what of the user's own is given again to go on: `--config-dir`, keys of own_code.
-    """
+    """A sweep whose every job is valid."""
 
     directory: Path
-    launcher: str
-    common: list[str]
-    jobs: list[Job]
-    own: OwnCode
+    launcher: str  # Hydra's
+    common: list[str]  # the overrides of Hydra's own keys
+    jobs: list[Job]  # with the overrides of mezo's own keys that may be stored
+    code: OwnCode  # what the jobs use of the user's own code, which is stored nowhere
     config_dir: str | None
-    user_code: list[str]
+    user_code: list[str]  # what of the user's own is given again to go on: `--config-dir`, keys of own_code
 
 
 def plan_sweep(overrides: Sequence[str], config_dir: str | None = None) -> SweepPlan:
@@ -59,18 +50,15 @@ def plan_sweep(overrides: Sequence[str], config_dir: str | None = None) -> Sweep
     return _plan(directory, launcher, common, jobs, config_dir)
 
 
-def plan_again(folder: Path, record: SweepRecord, given: Sequence[str], config_dir: str | None = None) -> SweepPlan:
+def plan_again(folder: Path, record: SweepRecord, overrides: Sequence[str], config_dir: str | None = None) -> SweepPlan:
     """Return the plan of the sweep in a folder, by its record.
 
-    Args:
-        folder, record: of the sweep.
-        given: what the record does not keep: the launcher, and what is the user's own code.
-        config_dir: the user's config folder.
+    `overrides`: what the record does not keep: the launcher, and what is the user's own code.
     """
-    launched, own = split_own_code(given)
+    launched, code = split_own_code(overrides)
     parsed = parse(launched, find_choices(config_dir))
     common = [*launched, f"hydra.sweep.dir={quote(folder)}"]
-    more = tuple(f"{key}={quote(value)}" for key, value in own.items())
+    more = tuple(f"{key}={quote(value)}" for key, value in code.items())
     words = [(*job.overrides, *more) for job in record.jobs]
     _, jobs = _compose_jobs(words, common, config_dir)
     jobs = [replace(job, directory=folder / of.directory) for job, of in zip(jobs, record.jobs, strict=True)]
@@ -79,14 +67,14 @@ def plan_again(folder: Path, record: SweepRecord, given: Sequence[str], config_d
 
 
 def _plan(directory: Path, launcher: str, common: list[str], jobs: list[Job], config_dir: str | None) -> SweepPlan:
-    own, given, kept = OwnCode(), OwnCode(), []
+    code, of_commands, kept = OwnCode(), OwnCode(), []
     for job in jobs:
-        own |= own_of(job.config)
+        code |= own_in(to_dict(job.config, whole=True))
         overrides, of_command = split_own_code(job.overrides)
-        given |= of_command
+        of_commands |= of_command
         kept.append(replace(job, overrides=tuple(overrides)))
-    user_code = [*([] if config_dir is None else [CONFIG_DIR]), *given]
-    return SweepPlan(directory, launcher, common, kept, own, config_dir, user_code)
+    user_code = [*([] if config_dir is None else [CONFIG_DIR]), *of_commands]
+    return SweepPlan(directory, launcher, common, kept, code, config_dir, user_code)
 
 
 def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tuple[list[Override], str]:
@@ -106,22 +94,15 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
         if other != sweepers[0]:
             both = f"{' '.join(chosen[0])} and {' '.join(words)}"
             raise UserError(f"{both}: their files sweep over unlike grids; run one at a time")
-    return [*_grid(parsed, grid, list(experiments), config_dir), *parsed], launcher
-
-
-def _grid(
-    parsed: Iterable[Override], params: Mapping[str, str], experiments: Sequence[str], config_dir: str | None
-) -> list[Override]:
     names = {override.name for override in parsed}
-    texts = [f"{key}={values}" for key, values in params.items() if key not in names]
     try:
-        grid = parse(texts, find_choices(config_dir))
-        for override in grid:
+        added = parse([f"{key}={values}" for key, values in grid.items() if key not in names], find_choices(config_dir))
+        for override in added:
             if override.name.startswith("hydra"):
                 raise UserError(f"'{override.text}': Hydra's own keys cannot be swept over")
     except UserError as error:
         raise UserError(f"{error} (hydra.sweeper.params of {', '.join(experiments) or 'a file'})") from error
-    return grid
+    return [*added, *parsed], launcher
 
 
 def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:

@@ -9,16 +9,3 @@ from mezo_cli.tasks.encoder import ClassificationEncoder, InputEncoder
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 from mezo_cli.tasks.lm import LmEncoder
 from mezo_cli.tasks.mlm import MlmEncoder, label_word_ids
-
-__all__ = [
-    "ChoiceEncoder",
-    "ChoiceRow",
-    "ClassificationEncoder",
-    "ClsEncoder",
-    "GenerateEncoder",
-    "InputEncoder",
-    "LmEncoder",
-    "MlmEncoder",
-    "PromptRow",
-    "label_word_ids",
-]

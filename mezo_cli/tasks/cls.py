@@ -19,8 +19,8 @@ class ClsEncoder(ClassificationEncoder):
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer)
         if not 1 <= len(task.columns) <= 2:
-            given = f"{len(task.columns)} ({join(task.columns) or 'none'})"
-            raise UserError(f"task '{task.name}': objective=cls reads one or two texts, task.columns has {given}")
+            count = f"{len(task.columns)} ({join(task.columns) or 'none'})"
+            raise UserError(f"task '{task.name}': objective=cls reads one or two texts, task.columns has {count}")
         self._has_segments = "token_type_ids" in tokenizer.model_input_names
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:

@@ -231,8 +231,8 @@ def whole_words(tokenizer: Tokenizer, before: str = " ", start: Sequence[int] = 
 
 def max_row_length(tokenizer: Tokenizer, wanted: int) -> int:
     """Return `wanted`, or the most tokens that the model takes when that is known and less."""
-    known = 0 < tokenizer.model_max_length < _NO_LIMIT
-    return min(wanted, tokenizer.model_max_length) if known else wanted
+    has_limit = 0 < tokenizer.model_max_length < _NO_LIMIT
+    return min(wanted, tokenizer.model_max_length) if has_limit else wanted
 
 
 def start_ids(tokenizer: Tokenizer, bos_token_id: int | None) -> list[int]:

@@ -303,8 +303,8 @@ class ColumnPath:
     def find(self, columns: Mapping[str, Any], where: str) -> Any:
         """Return the value in a row."""
         if self.column not in columns:
-            known = f"the columns are: {join(columns)}{did_you_mean(self.column, columns)}"
-            raise UserError(f"{where}: no column '{self.column}'; {known}")
+            which = f"the columns are: {join(columns)}{did_you_mean(self.column, columns)}"
+            raise UserError(f"{where}: no column '{self.column}'; {which}")
         value = columns[self.column]
         for step in self.steps:
             try:

@@ -333,12 +333,12 @@ class Conformance:
         is the same at every step. It is for comparing steps with the published code, which seeds likewise.
         """
         for noise in set(self.noises()) - {"torch"}:
-            own = {"noise": noise} if "noise" in self.settings_class.model_fields else {}
-            own |= {**self.members(), **self.learning}
-            trial = self.trial(make_config(self.name, lr=self.lr, **own), self.steps)
+            more = {"noise": noise} if "noise" in self.settings_class.model_fields else {}
+            more |= {**self.members(), **self.learning}
+            trial = self.trial(make_config(self.name, lr=self.lr, **more), self.steps)
             before = trial.problem().item()
             trial.train(0, self.steps)
-            after, by = trial.problem().item(), {"lr": self.lr, "steps": self.steps, **own}
+            after, by = trial.problem().item(), {"lr": self.lr, "steps": self.steps, **more}
             assert after < before / 10, f"the error went from {before:.4g} to {after:.4g}, not to a tenth, with {by}"
 
     # --- helpers ---
@@ -379,14 +379,11 @@ class Conformance:
         for number, more in enumerate([*samples, *clipped, *self.variants]):
             first = number % len(others)  # of those that it may have
             cases.append([{"noise": noise, **more} for noise in others[first:] + others[:first]])
+        common = {"lr": self.lr, "weight_decay": 0.1, "schedule": "linear"}
         for case in cases:
-            changed = (self._changed(base, one) for one in case)
+            of_case = ({**common, **changes}.items() for changes in case)
+            changed = (base.replace(**{key: value for key, value in one if key in declared}) for one in of_case)
             yield from itertools.islice((config for config in changed if not any(config.conflicts())), 1)
-
-    def _changed(self, base: OptimizerConfig, changes: dict[str, Any]) -> OptimizerConfig:
-        """Return a config with those of the changes that the optimizer reads."""
-        values = {"lr": self.lr, "weight_decay": 0.1, "schedule": "linear", **changes}
-        return base.replace(**{key: value for key, value in values.items() if key in type(base).model_fields})
 
 
 def other_values(base: OptimizerConfig, name: str) -> list[Any]:

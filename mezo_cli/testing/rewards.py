@@ -66,8 +66,8 @@ class Conformance:
         """Empty, long and malformed completions get a finite number: a run stops at a reward that raises."""
         assert self.score(reward, [0] * len(UNUSUAL), UNUSUAL).errors == 0
 
-    def score(self, reward: Reward, numbers: Any, said: Any = None) -> RewardBatch:
+    def score(self, reward: Reward, numbers: Any, texts: Any = None) -> RewardBatch:
         """Score some of the cases, with their own completions or others."""
         completions, rows, golds, _ = zip(*(self.cases[i] for i in numbers), strict=True)
         batch = {"rows": rows, "golds": golds, "prompts": golds, "seed": list(numbers), "locations": numbers}
-        return reward.score({**batch, "completions": said or completions})
+        return reward.score({**batch, "completions": texts or completions})

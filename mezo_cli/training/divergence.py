@@ -71,7 +71,7 @@ def check_finite(config: Config, run: Run, step: int, result: StepResult) -> Non
 
 def lower_rate(config: Config, run: Run, other: str = "") -> str:
     """Return the advice for a run that has diverged, with the rate that runs like it begin with."""
-    trained, lr, known = run.info()["trainable"], config.optimizer.lr, ""
+    trained, lr, usual = run.info()["trainable"], config.optimizer.lr, ""
     if config.optimizer.name == "mezo":
-        known = advise(round(trained["count"] / trained["share"]), config.peft.name, below=lr)
-    return f"try a lower optimizer.lr, {lr / 3:.1g} (now {lr:g}){other}{known}"
+        usual = advise(round(trained["count"] / trained["share"]), config.peft.name, below=lr)
+    return f"try a lower optimizer.lr, {lr / 3:.1g} (now {lr:g}){other}{usual}"

@@ -95,9 +95,8 @@ class Evaluations:
         if "test" not in self.rows:
             self.last_dev = step, evaluation.values
             run_log.save_values(LAST_DEV, {"dev": evaluation.values})
-        kept = [record for record in evaluation.records[: session.objective.kept_records] if record]
-        if not config.data.store_texts:
-            kept = []
+        count = session.objective.kept_records if config.data.store_texts else 0
+        kept = [record for record in evaluation.records[:count] if record]
         if kept:
             run_log.run.log_completions(step, kept)
         run_log.evaluation("dev", step, evaluation)
@@ -117,8 +116,8 @@ class Evaluations:
         evaluations = {split: self.at_best(session, split) for split in self.rows}
         self.untrained = {name: evaluation.values for name, evaluation in evaluations.items()}
         self.run_log.save_values(UNTRAINED, self.untrained)
-        known = not run.writes or any(line.get("split") == TEST_BEFORE for line in run.metrics())
-        if "test" in evaluations and not known:
+        is_logged = not run.writes or any(line.get("split") == TEST_BEFORE for line in run.metrics())
+        if "test" in evaluations and not is_logged:
             self.run_log.evaluation(TEST_BEFORE, 0, evaluations["test"])
             run.lines.sync()
 

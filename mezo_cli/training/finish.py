@@ -157,7 +157,7 @@ def _standstill(session: Session, scores: Evaluations, untrained: Mapping[str, E
 
     Empty where it has not, or where the rows of before are not known.
     """
-    optimizer, known = session.config.optimizer, ""
+    optimizer, usual = session.config.optimizer, ""
     if "dev" not in untrained or not isinstance(optimizer, PerturbationConfig):
         return ""
     interval = untrained["dev"].summary()["intervals"].get("loss")
@@ -165,7 +165,7 @@ def _standstill(session: Session, scores: Evaluations, untrained: Mapping[str, E
     if interval is None or not interval[0] <= min(losses) <= max(losses) <= interval[1]:
         return ""
     if optimizer.name == "mezo":
-        known = advise(count_parameters(session.loaded.model), session.config.peft.name, above=optimizer.lr)
+        usual = advise(count_parameters(session.loaded.model), session.config.peft.name, above=optimizer.lr)
     moved = " to ".join(format_score("loss", losses[at]) for at in (0, -1))
     text = f"; the loss on dev has moved by less than its noise, {moved}"
-    return f"{text}: optimizer.lr={optimizer.lr:g} may be too small{known}"
+    return f"{text}: optimizer.lr={optimizer.lr:g} may be too small{usual}"

@@ -52,8 +52,8 @@ class Forgetting:
             return figures
         log_prob, divergence, tokens = 0.0, 0.0, 0
         for batch, before in zip(self._batches, self._before, strict=True):
-            for row, after, known in zip(batch, _log_probs(session, batch), before, strict=True):
-                old, new = known.double(), after.cpu().double()
+            for row, after, log_probs in zip(batch, _log_probs(session, batch), before, strict=True):
+                old, new = log_probs.double(), after.cpu().double()
                 answer = torch.tensor(list(row.answer_ids)).unsqueeze(1)
                 log_prob += float(new.gather(1, answer).sum())
                 # A word that theta0 excludes (-inf) adds nothing.

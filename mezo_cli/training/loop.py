@@ -222,10 +222,10 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
 def _arithmetic(run: Run, resumed: int | None, here: dict[str, str]) -> list[dict[str, Any]]:
     """Return what the forwards are computed with, from which step on: another machine may go on with a run."""
     before = run.info().get("arithmetic") or [] if resumed else []
-    known = [{"from_step": 0, **before}] if isinstance(before, dict) else list(before)  # as earlier versions wrote it
-    if known and {**known[-1], **here} == known[-1]:
-        return known
-    return [*known, {"from_step": resumed or 0, **here}]
+    earlier = [{"from_step": 0, **before}] if isinstance(before, dict) else list(before)  # as earlier versions wrote it
+    if earlier and {**earlier[-1], **here} == earlier[-1]:
+        return earlier
+    return [*earlier, {"from_step": resumed or 0, **here}]
 
 
 def _check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:

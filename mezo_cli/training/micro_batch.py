@@ -15,7 +15,6 @@ import torch
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.distributed.ranks import ALONE, current
-from mezo_cli.errors import UserError
 from mezo_cli.objectives.collate import longest_first
 from mezo_cli.process.device_errors import explain_device_errors, is_out_of_memory
 from mezo_cli.process.memory import free_memory, peak_memory, reset_peak_memory
@@ -33,7 +32,7 @@ def with_chosen_micro_batch(config: Config, run: Run) -> Config:
     """Return the config with the most rows per forward that fit, which its files have then; ranks take the smallest.
 
     Raises:
-        UserError: where not even one row fits, or a CPU's free memory is not known.
+        UserError: where not even one row fits.
     """
     if not config.picks_micro_batch:
         return config
@@ -105,10 +104,8 @@ def _grow(prepared: Prepared, most: int, processes: int) -> int:
             take(size)
         return peak_memory(device)
 
-    start, free = measure(0), free_memory()
-    if free is None:
-        raise UserError("micro_batch_size=auto: how much memory is free is known on Linux alone; give a number")
-    limit = start + (1 - MARGIN) * free / processes - prepared.states_bytes
+    start = measure(0)
+    limit = start + (1 - MARGIN) * free_memory() / processes - prepared.states_bytes
     size, peak = 1, measure(1)
     per_row: float = peak - start
     while size < most:

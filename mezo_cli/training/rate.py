@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from mezo_cli.config.rates import Rate, find_rate, rates_around
+from mezo_cli.config.rates import FACTORS, Rate, find_rate
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
@@ -60,7 +60,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
             with prepare(with_rate(config, 0.0), trains=True, tells=False) as prepared:  # at the run's start
                 if not rates:
                     row = _rate_of_table(prepared.session)
-                    rates = rates_around(row)
+                    rates = [float(f"{row.lr * factor:.2g}") for factor in FACTORS]
                 rate = rates[len(ended)]
                 with explain_device_errors("before the first step", smaller_batches(config), RunFailed):
                     result = ended[rate] = race(prepared, rate, tick)
@@ -123,7 +123,7 @@ def race(prepared: Prepared, rate: float, tick: Callable[[], None]) -> Evaluatio
         raise UserError(
             f"optimizer.lr=auto: train has {len(train)} rows; {HELD_OUT} or more are needed to hold one out"
         )
-    held, rows = ([train[i] for i in sorted(some)] for some in (order[:count], order[count:]))
+    held, rows = ([train[i] for i in sorted(numbers)] for numbers in (order[:count], order[count:]))
     optimizer.config = optimizer.config.replace(lr=rate)
     optimizer.keep_start(session.params)
     sampler = make_sampler(config, rows)

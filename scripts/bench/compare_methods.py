@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from mezo_cli.console import format_duration, make_console
-from mezo_cli.report.frame import Entry, read_runs
+from mezo_cli.report.entries import Entry, read_runs
 from mezo_cli.report.groups import Group, group_runs, mean_score
 from mezo_cli.report.output import Comparison, check_output, csv_text, make_table, show, write_output
 from mezo_cli.report.settings import Point, format_mean, leave_out, shown_value
@@ -126,7 +126,7 @@ class Method:
         """Return for each test seed the calls after which its gain on dev is first this one; None if it never is."""
         steps = {seed: values.index[values >= gain] for seed, values in self.gains.items()}
         configs = {seed: run.config for seed, run in self.tests.items()}
-        return [configs[seed].calls(min(reached)) if len(reached) else None for seed, reached in steps.items()]
+        return [configs[seed].passes(min(reached)) if len(reached) else None for seed, reached in steps.items()]
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _untrained_row(bench: Bench) -> dict[str, str | None]:
     runs = [run for one in methods for run in one.tests.values()]
     metric = bench.methods[0].group.metric
     dev = [run.dev[0][metric] for run in runs]
-    test = [line[metric] for run in runs for line in run.evaluations if line["split"] == "test_before"]
+    test = [line[metric] for run in runs for line in run.metrics[1] if line["split"] == "test_before"]
     means = {
         name: format_mean(metric, float(np.mean(values)) if values else None)
         for name, values in (("dev best", dev), ("test", test))
@@ -210,7 +210,7 @@ def _record(bench: Bench, method: Method) -> dict[str, Any]:
         "lr": method.lr,
         "at_end_of_grid": method.at_end,
         "trials": len(method.tuning),
-        "tuning_calls": sum(entry.config.calls(entry.steps_done) for entry in method.tuning),
+        "tuning_calls": sum(entry.config.passes(entry.steps_done) for entry in method.tuning),
         "seeds": list(method.tests),
         **{name: _mean(scores[name]) for name in SCORES},
         "gain_at_last_half": half_width(list(scores["gain_at_last"])),
@@ -294,7 +294,7 @@ def _run_record(bench: Bench, method: Method, entry: Entry) -> dict[str, Any]:
         "seed": entry.data_seed,
         "point": method.group.points[entry.point],
         "status": entry.status,
-        "calls": entry.config.calls(entry.steps_done),
+        "calls": entry.config.passes(entry.steps_done),
         "best_step": (entry.summary.get("best") or {}).get("step"),
         "dev_best": shown_value(metric, entry.score("dev")),
         "dev_last": shown_value(metric, last[0][metric] if last else None),

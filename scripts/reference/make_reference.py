@@ -7,7 +7,6 @@ function's docstring in mezo_cli/cli.py.
 """
 
 import dataclasses
-import inspect
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ class Key:
     takes: str
     default: str
     meaning: str
+    having: str = ""  # the choices that have it, where it is not all
 
 
 # --- the keys ---
@@ -79,13 +79,13 @@ def _key(key: str, kind: type[Settings], name: str, default: str, having: str = 
     chosen = "a choice" if key.endswith(".name") and key[:-5] in CHOICES else ""
     values = chosen or _names(allowed.get("enum", ())) or _range(allowed) or TYPES[allowed["type"]]
     null = " or null" if allowed["null"] and default != "`null`" else ""
-    return Key(key, values + null, default, meaning.rstrip(".") + (f" ({having})" if having else ""))
+    return Key(key, values + null, default, meaning.rstrip("."), having)
 
 
 TYPES = {
     "string": "text",
-    "boolean": "true or false",
-    "array": "list of texts",
+    "boolean": "boolean",
+    "array": "list",
     "object": "texts by name",
     "any": "text, pairs or null",
 }
@@ -142,9 +142,9 @@ def config_page() -> str:
         MADE,
         "# Config keys",
         *_paragraph(
-            "A key is set on the command line, `mezo train steps=200 optimizer.lr=1e-5`, or in a YAML file of your own"
-            " (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line composes. A key or"
-            " value that is not valid ends in one line and exit status 2."
+            "You want to know what can be set, on the command line (`mezo train steps=200 optimizer.lr=1e-5`) or in a"
+            " YAML file of your own (`--config-dir`). `mezo train ... --cfg job` prints the config that a command line"
+            " composes."
         ),
         *_paragraph(
             "In parentheses: what a key takes, and its default. A range `[1, )` begins at 1 and has no end; `(0, )`"
@@ -163,7 +163,7 @@ def config_page() -> str:
         if is_group(field.annotation):
             kind = cast("type[Settings]", field.annotation)
             keys = keys_of_choices(name) if name in CHOICES else keys_of(kind, f"{name}.")
-            lines += [f"## `{name}`", *_paragraph(_summary(kind)), *_keys(keys), ""]
+            lines += [f"## `{name}`", *_keys(keys), ""]
     return "\n".join([*lines, *_hydra()]).rstrip() + "\n"
 
 
@@ -173,13 +173,12 @@ def _choice_rows() -> Iterator[Sequence[str]]:
         yield f"`{group}=`", "none" if chosen is None else f"`{chosen}`", _names(choices_of(group))
 
 
-def _summary(kind: type) -> str:
-    """Return the first paragraph of a class's docstring."""
-    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
-
-
 def _keys(keys: Iterable[Key]) -> list[str]:
-    return [f"- `{key.name}` ({key.takes}; {key.default}): {key.meaning}" for key in keys]
+    """Return a line per key; those that only some choices have follow together."""
+    lines: dict[str, list[str]] = {}
+    for key in keys:
+        lines.setdefault(key.having, []).append(f"- `{key.name}` ({key.takes}; {key.default}): {key.meaning}")
+    return [line for having, rows in lines.items() for line in (["", f"With {having}:", "", *rows] if having else rows)]
 
 
 def _hydra() -> list[str]:
@@ -216,8 +215,8 @@ def commands_page() -> str:
         MADE,
         "# Commands",
         *_paragraph(
-            "`mezo COMMAND --help` prints the same. `mezo --version` prints the version. A program that runs mezo reads"
-            " [the exit status](#exit-status) and [one document](#one-document)."
+            "You want to know what a command takes; `mezo COMMAND --help` prints the same. A program that runs mezo"
+            " reads [the exit status](#exit-status) and [one document](#one-document)."
         ),
         *_paragraph(", ".join(f"[{name}](#mezo-{name})" for name in commands)),
     ]
@@ -225,7 +224,7 @@ def commands_page() -> str:
     shared = [row for row, count in counts.items() if count > 2]
     lines += ["## Options of several commands", *shared, "", *FOR_PROGRAMS.read_text(encoding="utf-8").splitlines(), ""]
     for name, command in commands.items():
-        lines += [f"## mezo {name}", *_command(name, command, shared), ""]
+        lines += [f"## mezo {name}", *_command(command, shared), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -235,16 +234,15 @@ def _options(command: Any) -> dict[str, str]:
     return {param.opts[-1]: f"- `{_option(param)}`: {_help(param)}" for param in options}
 
 
-def _command(name: str, command: Any, shared: Sequence[str]) -> list[str]:
+def _command(command: Any, shared: Sequence[str]) -> list[str]:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = _options(command)
-    words = ["mezo", name, *(_metavar(param) for param in arguments), *(["[OPTIONS]"] if options else [])]
     rows = [f"- `{_metavar(param)}`: {_help(param)}" for param in arguments]
     rows += [row for row in options.values() if row not in shared]
     above = [option for option, row in options.items() if row in shared]
     rows += [f"- {_names(above)}: [above](#options-of-several-commands)"] if above else []
     about = " ".join((command.help or "").split("\n\n")[0].split())
-    return ["```text", " ".join(words), "```", about, *(["", *rows] if rows else [])]
+    return [about, *(["", *rows] if rows else [])]
 
 
 def _metavar(param: Any) -> str:

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from mezo_cli.report.document import document
-from mezo_cli.report.frame import read_run
+from mezo_cli.report.entries import read_entry
 from mezo_cli.report.terminal import show_document
+from mezo_cli.runs import Run
 from tests.command_line import error_line, mezo
 from tests.report.run_directories import make_curves, make_run
 
@@ -37,7 +38,7 @@ def test_the_story_of_a_run(run: Path) -> None:
 def test_lines_fit_eighty_columns(run: Path) -> None:
     """But for the commands, which are there to be copied."""
     file = io.StringIO()
-    show_document(document(read_run(run)), Console(file=file, width=80))
+    show_document(document(read_entry(Run.open(run))), Console(file=file, width=80))
     for said in (file.getvalue(), mezo("show", run).out):  # a pipe has room for more
         shown = said.split("run again:")[0]
         assert "20.0% zero" in shown

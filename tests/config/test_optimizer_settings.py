@@ -113,9 +113,9 @@ FZOO = "optimizer=fzoo"
 def test_the_most_steps_within_the_budget_are_taken(words: list[str], steps: int) -> None:
     config = build_config([*words, "forwards=100"])
     assert config.steps == steps
-    assert config.calls(steps) <= 100
+    assert config.passes(steps) <= 100
     more = build_config([*words, f"steps={steps + 1}"])
-    assert more.calls(steps + 1) > 100
+    assert more.passes(steps + 1) > 100
 
 
 def test_dev_is_evaluated_after_the_first_step_at_or_past_a_number() -> None:

@@ -38,7 +38,7 @@ def test_what_it_says_of_the_figures(roberta: Path, monkeypatch: pytest.MonkeyPa
     peaks["adamw"] = 4e7
     finding = found(session)
     assert (finding.verdict, finding.advice.split(" fits")[0]) == (NOTE, "adamw peft=none, adamw peft=lora")
-    monkeypatch.setattr(rival.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
+    monkeypatch.setattr(rival, "free_memory", lambda: 1000)
     finding = found(session)
     assert (finding.verdict, finding.text.count("GB are free")) == (UNKNOWN, 2)
 

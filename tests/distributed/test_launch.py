@@ -42,7 +42,7 @@ def test_variables_that_are_wrong_are_named(changed: dict[str, str], part: str) 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 8, 64])
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_shares_are_everything_once_and_in_order(count: int, size: int) -> None:
-    shares = [Ranks(rank, size, None).own(range(count)) for rank in range(size)]
+    shares = [Ranks(rank, size, None).share_of(range(count)) for rank in range(size)]
     assert [one for share in shares for one in share] == list(range(count))
     assert [len(share) for share in shares] == split_sizes(count, size)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -16,7 +16,7 @@ from mezo_cli.config.schema import Config, data_dir, to_dict
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.config.validation import choose
 from mezo_cli.errors import RunFailed
-from mezo_cli.report.frame import Entry
+from mezo_cli.report.entries import Entry
 from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.runs import Run
 from mezo_cli.runs.trajectory import Header, Writer
@@ -56,7 +56,7 @@ def make_entry(
     start: str = "2026-01-01",
     steps_done: int = 0,
 ) -> Entry:
-    """Return a run as `read_run` gives it, without a directory. See `make_run`."""
+    """Return a run as `read_entry` gives it, without a directory. See `make_run`."""
     config = make_config(settings or {})
     scores = {"dev": dev, "test": test} if ended == "finished" else {}
     losses = {"dev": dev_loss, "test": 0.6}
@@ -66,8 +66,7 @@ def make_entry(
         status=ended if ended in ("finished", "interrupted", "running") else "failed",
         info={"error": ended, "start": start, "data_fingerprint": f"{rows}-{config.data.seed}-{data_dir(config.data)}"},
         steps_done=steps_done,
-        summary={},
-        scores={
+        summary={
             split: {"accuracy": value, config.chosen_metric: value, "loss": losses[split]}
             for split, value in scores.items()
             if value is not None

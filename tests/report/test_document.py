@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from mezo_cli.report.document import OPEN_END, conclusion, document, next_command
-from mezo_cli.report.frame import frame, read_run
+from mezo_cli.report.entries import read_entry
+from mezo_cli.runs import Run
 from mezo_cli.runs.jsonl import write_object
 from tests.report.run_directories import make_curves, make_entry, make_run
 
 
 def told(path: Path) -> dict[str, Any]:
-    return document(read_run(path))
+    return document(read_entry(Run.open(path)))
 
 
 def test_the_result_against_the_start_and_the_steps(finished: Path) -> None:
@@ -28,17 +29,6 @@ def test_the_result_against_the_start_and_the_steps(finished: Path) -> None:
     assert "for 40 steps of 32 rows:" in run["sentence"]  # batch_size=64, of which there are 32
     assert run["loss"] == {"steps": [*range(1, 41)], "values": [1 - step / 80 for step in range(1, 41)]}
     assert run["projected_grad"]["zero_fraction"] == 0.2
-
-
-def test_the_table_of_numbers(finished: Path) -> None:
-    run = read_run(finished)
-    table = frame([run]).set_index(["split", "metric", "step"]).sort_index()
-    assert set(table.run) == {run.location}
-    assert (set(table.seed), set(table.group)) == ({13}, {run.group})
-    assert table.value["dev", "accuracy"].to_dict() == {0: 0.5, 10: 0.575, 20: 0.65, 30: 0.725, 40: 0.8}
-    assert table.value["batch", "loss"].to_list() == told(finished)["loss"]["values"]
-    assert table.value["test", "predicted positive", 40] == 0.75
-    assert (table.forwards == 2 * table.index.get_level_values("step")).all()
 
 
 @pytest.mark.parametrize("ended", ["finished", "interrupted"])
@@ -76,7 +66,6 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     run = told(held.path)
     assert (run["status"], run["dev"], run["loss"], run["results"]) == ("running", [], None, [])
     assert run["projected_grad"]["zero_fraction"] is None
-    assert frame([read_run(held.path)]).empty
 
 
 @pytest.mark.parametrize(

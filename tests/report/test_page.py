@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mezo_cli.report.entries import read_runs
 from mezo_cli.report.figures import panels
-from mezo_cli.report.frame import frame, read_runs
 from mezo_cli.report.groups import group_runs
 from tests.command_line import Result, error_line, mezo
 from tests.report.run_directories import SEEDS, make_curves, make_run
@@ -119,9 +119,18 @@ def test_the_page_of_several_runs(several: str) -> None:
 def test_bands_are_the_spread_over_seeds(root: Path) -> None:
     """The curve of the best point of the grid: 0.5 at the start, 0.912 and 0.920 at the end, so 91.6 and 0.4."""
     runs, _ = read_runs([root])
-    rows = {group.label: rows for group, rows in panels(group_runs(runs), frame(runs))["sst2: accuracy on dev"]}
+    rows = {group.label: rows for group, rows in panels(group_runs(runs))["sst2: accuracy on dev"]}
     assert rows["MeZO"].loc[0].to_list() == [50, 50, 50]
     assert rows["MeZO"].loc[80].to_list() == pytest.approx([91.6, 91.2, 92.0])
+
+
+def test_beside_backpropagation_the_axis_is_seconds_and_a_line_is_the_moved_threshold(tmp_path: Path) -> None:
+    results = Path(__file__).resolve().parents[2] / "results"
+    runs, _ = read_runs([results / "smollm2-sst2-s13", results / "smollm2-sst2-adamw-s1"])
+    shown = panels(group_runs(runs))
+    assert {rows.index.name for _, rows in shown["sst2: accuracy on dev"]} == {"seconds"}
+    page, _ = write(tmp_path / "page.html", results)
+    assert "the untrained model at a moved threshold: dev 68.2" in " ".join(Reader(page).text.split())
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.report.frame import read_runs
+from mezo_cli.report.entries import read_runs
 from tests.report.run_directories import make_entry, make_run
 
 

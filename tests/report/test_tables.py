@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mezo_cli.commands import compare
 from mezo_cli.report import paper
-from mezo_cli.report.frame import read_runs
+from mezo_cli.report.entries import read_runs
 from mezo_cli.report.groups import group_runs
 from mezo_cli.report.output import csv_text
 from mezo_cli.report.tables import group_view, paper_view

@@ -151,11 +151,3 @@ def test_auto_halves_the_rows_that_a_device_has_no_memory_for(monkeypatch: pytes
     assert [chosen(room) for room in (100, 5)] == [30, 4]
     with pytest.raises(UserError, match="micro_batch_size=auto: one row: out of memory: CUDA out of memory"):
         chosen(0)
-
-
-def test_where_free_memory_is_not_known_a_number_is_asked_for(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(micro_batch, "free_memory", lambda: None)
-    line = error_line(train(tmp_path / "run", "micro_batch_size=auto"))
-    assert "known on Linux alone; give a number" in line

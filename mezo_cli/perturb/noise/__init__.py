@@ -9,8 +9,6 @@ from typing import cast
 from mezo_cli.config.registry import NOISES
 from mezo_cli.perturb.noise.direction import Direction, Noise, to_float32
 
-__all__ = ["NOISES", "Direction", "Noise", "make_noise", "to_float32"]
-
 
 def make_noise(name: str) -> Noise:
     """Return a new noise of that name."""

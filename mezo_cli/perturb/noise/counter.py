@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from math import prod
 
 import torch
@@ -19,6 +18,13 @@ from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 Device = torch.device | str
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
+
+
+_same_keys = keep(
+    lambda seed, name, count, device: torch.full((count,), packed_key(seed, name), dtype=torch.int64, device=device),
+    256,
+)
+_numbers = keep(lambda count, device: torch.arange(count, device=device), 64)
 
 
 class CounterNoise:
@@ -41,7 +47,7 @@ class CounterNoise:
         self._directions, self._scaled, self._decays, self._scaled_for_forwards = (
             keep(step_sample, 1024),
             keep(scaled, 64),
-            keep(_decay_tensor, 64),
+            keep(lambda value, device: torch.full((), to_float32(value), dtype=torch.float64, device=device), 64),
             keep(scaled, 2),  # eps is the same in every step
         )
 
@@ -79,14 +85,14 @@ class CounterNoise:
         tiles_per_row = max(1, width // tile) if aligned else (width + tile - 2) // tile + 1  # at most
         max_rows = max(1, self._call_size(device) // tile // tiles_per_row)
         for start in range(0, len(rows), max_rows):
-            some = rows[start : start + max_rows]
-            begin = some.to(device) * width
+            numbers = rows[start : start + max_rows]
+            begin = numbers.to(device) * width
             first = begin // tile
             tiles = (first[:, None] + _numbers(tiles_per_row, device)).to(torch.int32)
-            cz = self._draw_tiles(direction, name, tiles.view(-1), c).view(len(some), tiles_per_row * tile)
+            cz = self._draw_tiles(direction, name, tiles.view(-1), c).view(len(numbers), tiles_per_row * tile)
             if tiles_per_row * tile != width:
                 cz = cz.gather(1, (begin - first * tile)[:, None] + _numbers(width, device))
-            values = theta[some]
+            values = theta[numbers]
             cz = cz.reshape(values.shape).to(theta.device)
             for sign, out in zip((1, -1), outs, strict=False):
                 out[start : start + max_rows] = torch.add(values, cz, alpha=sign)
@@ -161,29 +167,13 @@ class CounterNoise:
         most = self._call_size(device) // self.tile
         keys = _same_keys(direction.seed, name, 1 << max(0, min(most, len(tiles)) - 1).bit_length(), device)
         rest = (self._directions(direction.step, direction.sample, device), self._scaled_for_forwards(c, device))
-        for some, part in zip(tiles.split(most), cz.split(most), strict=True):
-            self._kernels.add(part.view(-1), some, keys[: len(some)], *rest)
+        for of_call, part in zip(tiles.split(most), cz.split(most), strict=True):
+            self._kernels.add(part.view(-1), of_call, keys[: len(of_call)], *rest)
         return cz[:count]
 
     def _call_size(self, device: torch.device) -> int:
         """Return how many elements one call of a kernel should process."""
         return call_size(self._kernels.max_tiles * self.tile, device)
-
-
-@lru_cache(maxsize=256)
-@torch.inference_mode(False)
-def _same_keys(seed: int, name: str, count: int, device: torch.device) -> Tensor:
-    return torch.full((count,), packed_key(seed, name), dtype=torch.int64, device=device)
-
-
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device)
-
-
-def _decay_tensor(value: float, device: torch.device) -> Tensor:
-    return torch.full((), to_float32(value), dtype=torch.float64, device=device)
 
 
 def _part(tensor: Tensor, chunk: slice) -> Tensor:

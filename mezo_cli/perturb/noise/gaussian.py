@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.direction import to_float32
-from mezo_cli.perturb.noise.kernels import make_kernels, random_words
+from mezo_cli.perturb.noise.kernels import keep, make_kernels, random_words
 
 CODES = 1 << 16  # entries of the table
 
@@ -35,16 +35,13 @@ def gaussian_table() -> Tensor:
     return torch.from_numpy(np.concatenate([-upper[::-1], upper]).astype(np.float32))
 
 
+_table_on = keep(lambda device: gaussian_table().to(device), 8)
+
+
 def scaled_table(c: float, device: torch.device) -> Tensor:
     """Return c times the table, float32 [65536]."""
     # Multiplied on the device: a copy of each scaled table would wait for it. A product is the same on every device.
     return _table_on(device) * to_float32(c)
-
-
-@lru_cache(maxsize=8)
-@torch.inference_mode(False)
-def _table_on(device: torch.device) -> Tensor:
-    return gaussian_table().to(device)
 
 
 KERNELS = make_kernels(draw, per_word=2, max_tiles=4096, native="gaussian")

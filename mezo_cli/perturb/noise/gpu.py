@@ -150,12 +150,12 @@ def compile_kernel(kind: str, operation: str, tile: int, arrays: tuple[Tensor, .
     to = operation.removeprefix("round_") if kind == "none" else to
 
     def kernel(*tensors: Tensor) -> None:
-        given = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in tensors[: len(arrays)]]
+        passed = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in tensors[: len(arrays)]]
         tiles, keys, step_sample, *more = tensors[len(arrays) :]
         scaled = step_sample if kind == "none" else more.pop(0)
         rounding = step_sample if kind == "none" or not to else more.pop(0)
         number = more.pop() if more else scaled
-        used = (given[0], given[last], given[-1], tiles, keys, step_sample, scaled, rounding, number, len(tiles))
+        used = (passed[0], passed[last], passed[-1], tiles, keys, step_sample, scaled, rounding, number, len(tiles))
         with torch.cuda.device_of(tensors[0]):
             how = kind, operation, to, len(arrays) == 3, tile // 256, size
             _noise[(triton.cdiv(len(tiles), size),)](*used, *how, enable_fp_fusion=False)

@@ -27,6 +27,7 @@ LANES = 32  # a vector register holds 32 bfloat16 values
 DEVICE_BLOCK = 1 << 25  # off the CPU launches set the size of a block and of a call, and not a cache
 
 # (tiles, keys, step_sample, scaled) -> c z, float32 [T, 4, per_word, LANES]; `scaled` depends on the kind and on c.
+# Kernels take what they read and write, then these four, then what theta is multiplied by.
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -115,40 +116,30 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         native: the kind in simd.cpp and gpu.py, if it is there.
     """
 
-    def perturb(theta: Tensor, out: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
-        cz = draw(tiles, keys, step_sample, scaled)
+    def perturb(theta: Tensor, out: Tensor, *drawn: Tensor) -> None:
+        cz = draw(*drawn)
         out.view(cz.shape).copy_(theta.view(cz.shape) + cz)
 
-    def perturb_pair(
-        theta: Tensor,
-        out: Tensor,
-        out_minus: Tensor,
-        tiles: Tensor,
-        keys: Tensor,
-        step_sample: Tensor,
-        scaled: Tensor,
-    ) -> None:
-        cz = draw(tiles, keys, step_sample, scaled)
+    def perturb_pair(theta: Tensor, out: Tensor, out_minus: Tensor, *drawn: Tensor) -> None:
+        cz = draw(*drawn)
         view = theta.view(cz.shape)
         out.view(cz.shape).copy_(view + cz)
         out_minus.view(cz.shape).copy_(view - cz)
 
-    def add(theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor) -> None:
-        cz = draw(tiles, keys, step_sample, scaled)
+    def add(theta: Tensor, *drawn: Tensor) -> None:
+        cz = draw(*drawn)
         view = theta.view(cz.shape)
         view.copy_(view + cz)
 
-    def decay(
-        theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor, decay_factor: Tensor
-    ) -> None:
-        cz = draw(tiles, keys, step_sample, scaled)
+    def decay(theta: Tensor, *inputs: Tensor) -> None:
+        *drawn, factor = inputs
+        cz = draw(*drawn)
         view = theta.view(cz.shape)
-        view.copy_(view.double() * decay_factor + cz.double())
+        view.copy_(view.double() * factor + cz.double())
 
-    def shrink(
-        theta: Tensor, tiles: Tensor, keys: Tensor, step_sample: Tensor, scaled: Tensor, fraction: Tensor
-    ) -> None:
-        cz = draw(tiles, keys, step_sample, scaled)
+    def shrink(theta: Tensor, *inputs: Tensor) -> None:
+        *drawn, fraction = inputs
+        cz = draw(*drawn)
         view = theta.view(cz.shape)
         view.copy_(subtract_fraction(view, fraction) + cz.double())
 

@@ -96,15 +96,8 @@ def update_kernel(kernels: KernelSet, operation: str) -> Kernel:
         view = theta.view(cz.shape)
         view.copy_(FUNCTIONS[theta.dtype](view.float() + cz, bits))
 
-    def shrink(
-        theta: Tensor,
-        tiles: Tensor,
-        keys: Tensor,
-        step_sample: Tensor,
-        scaled: Tensor,
-        rounding: Tensor,
-        fraction: Tensor,
-    ) -> None:
+    def shrink(theta: Tensor, tiles: Tensor, keys: Tensor, *inputs: Tensor) -> None:
+        step_sample, scaled, rounding, fraction = inputs
         cz, bits = _in_one_shape(kernels.draw(tiles, keys, step_sample, scaled), tiles, keys, rounding)
         view = theta.view(cz.shape)
         view.copy_(FUNCTIONS[theta.dtype]((subtract_fraction(view, fraction) + cz.double()).float(), bits))

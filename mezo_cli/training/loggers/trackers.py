@@ -48,9 +48,9 @@ class WandbLogger(Tracker):
 
         options = {"console": "off", "silent": True, "save_code": False, "disable_git": True, "init_timeout": SECONDS}
         options |= {"reinit": "create_new", "finish_timeout": SECONDS}  # another run of this process stays as it is
-        known = {name: value for name, value in options.items() if name in wandb.Settings.model_fields}
+        options = {name: value for name, value in options.items() if name in wandb.Settings.model_fields}
         about: dict[str, Any] = {"project": run.project, "id": run.id, "name": run.name, "tags": run.tags}
-        about |= {"config": run.config, "resume": "allow", "settings": wandb.Settings(**known)}
+        about |= {"config": run.config, "resume": "allow", "settings": wandb.Settings(**options)}
         about |= {"dir": str(Path(run.folder).parent)}  # W&B adds wandb/
         try:
             self._run = wandb.init(**about, mode=os.environ.get("WANDB_MODE"))  # type: ignore[arg-type]

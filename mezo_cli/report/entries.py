@@ -1,12 +1,13 @@
-"""Read the runs under some folders, and put their numbers into one tidy table: `frame`. Every view is made from it."""
+"""Read the runs under some folders: the files of each as one `Entry`, from which every view is made."""
 
 import json
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,61 +19,42 @@ from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs, trajectory
 from mezo_cli.runs.contents import read_contents
 from mezo_cli.runs.scores import metrics_of, picked_start
 
-if TYPE_CHECKING:  # `mezo show` needs no pandas
-    import pandas as pd
-
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
-LOGGED, REWARDS = ("step", "loss", "seconds"), ("reward", "reward_min", "reward_max")  # of a training step's line
+SPLITS = ("dev", "train", "test", "test_before")
+LOGGED, REWARDS = ("step", "loss"), ("reward", "reward_min", "reward_max")  # of a training step's line
 BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
     "label_shares": "threshold: label shares",
     "best_threshold": "threshold: best on train",
     "fitted_bias": "bias fitted on train",
 }
-COLUMNS = ("run", "group", "seed", "step", "forwards", "split", "metric", "value", "low", "high")
 
 
+@dataclass(eq=False)
 class Entry:
-    """One run: its files as they are read.
+    """One run: its files as they are read."""
 
-    Attributes:
-        summary: summary.json; empty until the run has finished.
-        scores: split -> metric or `loss` -> value, of its best checkpoint; `test_before`: of the untrained model.
-        location: the run directory, relative to the working directory if it lies below it.
-        settings: every setting by its dotted key.
-        metric: by which the best checkpoint is chosen.
-        shots: training rows per label; None for all rows.
-        data_seed: the seed that the training rows were drawn with; one for all runs on the same rows (`group_runs`).
-        verdict: what came of the training: improved, not_improved or diverged; None where no file says it.
-        picked_start: whether the result is that of step 0, the model before training, although steps were taken.
-        seeds: the run's seed, with the data seed where that is another one: `1 (data 13)`.
-        data: the fingerprint of its data; None where run.json has none.
-        point: (key, value) of each setting of the grid.
-        common: those that all runs of its group have in common: those that have an effect, without the grid.
-        group: the same as JSON.
-    """
+    run: Run
+    config: Config
+    info: Mapping[str, Any]
+    status: str
+    steps_done: int
+    summary: Mapping[str, Any]  # summary.json; empty until the run has finished
 
-    def __init__(
-        self,
-        run: Run,
-        config: Config,
-        info: Mapping[str, Any],
-        status: str,
-        steps_done: int,
-        summary: Mapping[str, Any],
-        scores: Mapping[str, Mapping[str, float]],
-    ) -> None:
-        self.run, self.config, self.info, self.status, self.steps_done = run, config, info, status, steps_done
-        self.summary, self.scores, self.finished = summary, scores, status == "finished"
-        self.location, self.settings = relative_path(run.path), flatten(to_dict(config))
+    def __post_init__(self) -> None:
+        config, summary, self.finished = self.config, self.summary, self.status == "finished"
+        # Split -> metric or `loss` -> value, of the best checkpoint; `test_before`: of the untrained model.
+        self.scores = {split: metrics_of(summary[split]) for split in SPLITS if summary.get(split) is not None}
+        self.location, self.settings = relative_path(self.run.path), flatten(to_dict(config))
         self.metric, self.model = config.chosen_metric, Path(config.model.path).name
-        self.verdict, self.picked_start = summary.get("verdict", info.get("verdict")), picked_start(summary)
+        self.verdict, self.picked_start = summary.get("verdict", self.info.get("verdict")), picked_start(summary)
+        # Training rows per label, None for all, and the seed that drew them: one for all runs on them (`group_runs`).
         self.shots, self.data_seed = config.data.shots, config.data_seed
         folder = Path(data_dir(config.data) or ".")
         few_shot = None if self.shots is not None else FEW_SHOT_FOLDER.fullmatch(folder.name)
         if few_shot is not None:
             self.shots, self.data_seed = map(int, few_shot.groups())
         self.seeds = f"{config.seed}" + ("" if config.seed == self.data_seed else f" (data {self.data_seed})")
-        self.data = info.get("data_fingerprint")
+        self.data = self.info.get("data_fingerprint")
         self.point, self.common = parts(config, self.settings)
         if few_shot is not None:
             self.common["data.dir"] = str(folder.parent)
@@ -81,10 +63,7 @@ class Entry:
         self.group = json.dumps(self.common, sort_keys=True, default=str)
 
     def score(self, split: str, metric: str | None = None) -> float | None:
-        """Return a metric (`self.metric` if not given) of the best checkpoint on a split; None where there is none.
-
-        Before the run has finished it is the best so far on dev.
-        """
+        """Return a metric (`self.metric` if not given) of the best checkpoint on a split, on dev of the best so far."""
         scores = self.scores.get(split) or (self.best if split == "dev" and not self.finished else None)
         return (scores or {}).get(metric or self.metric)
 
@@ -98,8 +77,6 @@ class Entry:
         if self.status == "failed":
             return f"failed ({' '.join(str(self.info.get('error')).split())})"
         return f"{self.status} at step {self.steps_done} of {self.config.steps}"
-
-    # --- metrics.jsonl ---
 
     @cached_property
     def metrics(self) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
@@ -130,12 +107,6 @@ class Entry:
             raise UserError(f"{self.run.lines.path} is damaged: it lacks the evaluation of step {picked}")
         return found
 
-    @property
-    def evaluations(self) -> list[dict[str, Any]]:
-        """All evaluations, in order, then the baselines' scores like them: their `split` is the baseline's name."""
-        known = baselines(self.summary).items()
-        return [*self.metrics[1], *({"split": name, "step": 0, **scores} for name, scores in known)]
-
     def intervals(self, line: Mapping[str, Any]) -> Mapping[str, Sequence[float]]:
         """Return metric -> its 95% interval for one of the evaluations; {} where summary.json has none."""
         scores = self.summary.get(line["split"]) if line["split"] != "dev" or line is self.best else None
@@ -145,39 +116,6 @@ class Entry:
         """Return the forwards of a batch until a step, those before the first step included."""
         before = sum(self.info[what]["forwards"] for what in BEFORE_TRAINING if self.info.get(what))
         return self.config.optimizer.count_forwards(step, self.config.steps)["forwards"] + int(before)
-
-    def values(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the run's rows of the table, but for the logged steps."""
-        for line in self.evaluations:
-            about = (self.location, self.group, self.data_seed, line["step"], self.forwards(line["step"]))
-            fractions = {f"predicted {label}": share for label, share in predicted_fractions(line).items()}
-            for metric, value in (metrics_of(line) | fractions).items():
-                yield (*about, line["split"], metric, value, *self.intervals(line).get(metric, (None, None)))
-
-    def batches(self) -> dict[str, Any]:
-        """Return the columns of the run's rows of its logged steps: of the loss, or the reward where there is one."""
-        logged = self.metrics[0]
-        forwards = [self.forwards(step) for step in logged["step"].tolist()]
-        metric = "reward" if "reward_max" in logged else "loss"
-        numbers = (logged[metric], logged.get("reward_min"), logged.get("reward_max"))
-        about = (self.location, self.group, self.data_seed, logged["step"], forwards, "batch", metric)
-        return dict(zip(COLUMNS, (*about, *numbers), strict=True))
-
-
-def frame(runs: Sequence[Entry]) -> "pd.DataFrame":
-    """Return one tidy table of the runs' numbers, a row each.
-
-    The columns: run, its directory; group, what all runs of its group have in common (`Entry.group`); seed, of the
-    data; step, how many were taken; forwards of a batch until then; split: `batch` (of a logged step), `dev`, `train`,
-    `test`, `test_before`, or a baseline's name; metric: `loss`, a metric's name, or `predicted LABEL`, the fraction of
-    the rows that get a label; value; low and high, the ends of its 95% interval, of a batch's reward the least and
-    greatest over the members.
-    """
-    import pandas as pd
-
-    values = pd.DataFrame([row for run in runs for row in run.values()], columns=list(COLUMNS))
-    batches = [pd.DataFrame(run.batches()) for run in runs if run.metrics[0]]
-    return pd.concat([values, *batches], ignore_index=True)
 
 
 def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
@@ -199,9 +137,6 @@ def baselines(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """
     split, biases = result_split(summary), summary.get("baselines") or {}
     return {f"{split}, {BASELINES.get(name, name)}": one[split] for name, one in biases.items()}
-
-
-# --- reading ---
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
@@ -227,22 +162,14 @@ def no_runs(folders: Iterable[Path], warnings: list[str]) -> UserError:
     return UserError(f"no runs under {join(map(str, folders))}{reason}")
 
 
-def read_run(path: Path) -> Entry:
-    """Return the run in a directory."""
-    return read_entry(Run.open(path))
-
-
 def read_entry(run: Run) -> Entry:
     """Return a run as its files are now; nothing is repaired."""
     info, config, status, summary = read_contents(run)
     done = summary["steps"] if summary else trajectory.length(run.trajectory)[0]
-    splits = ("dev", "train", "test", "test_before")
-    scores = {split: metrics_of(summary[split]) for split in splits if summary.get(split) is not None}
-    for split in ["dev"] * bool(summary) + list(scores):
-        if not {config.chosen_metric, "loss"} <= set(scores.get(split, ())):
-            path = run.path / "summary.json"
-            raise UserError(f"{path} is damaged: {split} lacks {config.chosen_metric} or loss")
-    entry = Entry(run, config, info, status, done, summary, scores)
+    entry = Entry(run, config, info, status, done, summary)
+    for split in ["dev"] * bool(summary) + list(entry.scores):
+        if not {entry.metric, "loss"} <= set(entry.scores.get(split, ())):
+            raise UserError(f"{run.path / 'summary.json'} is damaged: {split} lacks {entry.metric} or loss")
     if not summary:
         logged, evaluations = entry.metrics
         entry.steps_done = int(max([done, *logged.get("step", ())[-1:], *(line["step"] for line in evaluations)]))
