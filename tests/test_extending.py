@@ -21,7 +21,7 @@ from mezo_cli.config.explain import key_owners
 from mezo_cli.objectives.packing import find_encoder_family
 from mezo_cli.runs import Run
 from tests.command_line import environment, error_line, mezo
-from tests.interruption import interrupt_and_resume, interrupt_at, last_weights
+from tests.interruption import interrupt_and_resume, last_weights
 from tests.models.test_loading import SERVED, family
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -163,17 +163,8 @@ def test_an_objective(plugins: Path, tmp_path: Path) -> None:
 
 
 def test_an_objective_of_a_third_family(plugins: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
     words = [word for word in DEMO if word != "model=demo"] + ["model=demo-decoder", "task=demo-arithmetic"]
-    words += ["objective=perplexity", "objective.context=2", "eval_every=2"]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, registry.OPTIMIZERS.implementation("mezo"), "step", 4)
-        assert mezo("train", *words, f"hydra.run.dir={run}").code == 130
-    assert mezo("resume", run).code == 0
-    whole = tmp_path / "whole"
-    assert mezo("train", *words, f"hydra.run.dir={whole}").code == 0
-    last = Path("checkpoints") / "last" / "model.safetensors"
-    assert (run / last).read_bytes() == (whole / last).read_bytes()
+    run, _ = interrupt_and_resume([*words, "objective=perplexity", "objective.context=2", "eval_every=2"], tmp_path)
     assert replay(run, tmp_path / "replayed")
     summary = Run(run).read_summary()
     assert "perplexity" in summary["best"]
@@ -191,16 +182,8 @@ def test_an_objective_of_a_third_family(plugins: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_peft_method(plugins: Path, tmp_path: Path) -> None:
-    run, adapter = tmp_path / "run", "adapter_model.safetensors"
-    words = ["peft=ia3", "optimizer.lr=1e-2", "optimizer.eps=1e-2"]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, registry.OPTIMIZERS.implementation("mezo"), "step", 3)
-        assert mezo("train", *DEMO, *words, f"hydra.run.dir={run}").code == 130
-    assert mezo("resume", run).code == 0
-    train(tmp_path / "whole", *words)
-    last = Path("checkpoints") / "last" / adapter
-    assert (run / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
-    assert replay(run, tmp_path / "replayed", adapter)
+    run, _ = interrupt_and_resume([*DEMO, "peft=ia3", "optimizer.lr=1e-2", "optimizer.eps=1e-2"], tmp_path)
+    assert replay(run, tmp_path / "replayed", "adapter_model.safetensors")
     names = json.loads((run / "run.json").read_text())["trainable"]["names"]
     assert "ia3_l" in names[0]
     assert all("ia3_l" in name for name in names)

@@ -36,13 +36,8 @@ NAMES = ["negative", "positive"]
 
 def glue(folder: Path) -> Path:
     """A data set repository as nyu-mll/glue is one: Parquet files, a README that declares splits, columns, classes."""
-    features = datasets.Features(
-        {
-            "sentence": datasets.Value("string"),
-            "label": datasets.ClassLabel(names=NAMES),
-            "idx": datasets.Value("int32"),
-        }
-    )
+    kinds = {"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)}
+    features = datasets.Features(kinds | {"idx": datasets.Value("int32")})
     counts = {"train": 40, "validation": 12, "test": 6}
     datasets.disable_progress_bars()
     (folder / "sst2").mkdir(parents=True)

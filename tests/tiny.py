@@ -23,6 +23,8 @@ from transformers import (
 WORDS = ["terrible", "great", "bad", "okay", "good", "Yes", "No", "Maybe", "Description", "Entity", "Expression"]
 WORDS += ["Human", "Location", "Number", "It", "was"]
 MADE = tempfile.TemporaryDirectory(prefix="tiny")  # removed when the process ends
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+ENCODER |= {"max_position_embeddings": 80}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
 
 
@@ -58,19 +60,9 @@ def bpe(folder: Path) -> PreTrainedTokenizerFast:
 def roberta(folder: Path, *, tied: bool = True, head: str = "mlm", seed: int = 0, **shape: int) -> Path:
     """Save a random RoBERTa with its tokenizer; `head` is mlm, cls, or none (a body alone)."""
     tokenizer = bpe(folder)
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, **shape}
-    config = RobertaConfig(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=80,
-        type_vocab_size=1,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-        tie_word_embeddings=tied,
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.1,
-        **size,
-    )
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
+    more = {"tie_word_embeddings": tied, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    config = RobertaConfig(vocab_size=len(tokenizer), **ids, **more, **(ENCODER | shape))
     torch.manual_seed(seed)
     model = (RobertaForSequenceClassification if head == "cls" else RobertaForMaskedLM)(config)
     with torch.no_grad():
@@ -90,8 +82,7 @@ def bert(folder: Path, **shape: int) -> Path:
     (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(vocab)) + "\n")
     tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=64)
     torch.manual_seed(0)
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, **shape}
-    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=80, **size)
+    config = BertConfig(vocab_size=len(tokenizer), **(ENCODER | shape))
     BertForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -100,19 +91,17 @@ def bert(folder: Path, **shape: int) -> Path:
 # family -> (prefix of its transformers classes, its config)
 WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 300}
 GATED = WIDE | {"intermediate_size": 64, "num_key_value_heads": 2}  # two query heads share their keys
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300}
 DECODERS: dict[str, tuple[str, dict[str, object]]] = {
     "opt": ("OPT", WIDE | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
-    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300}),
+    "gpt2": ("GPT2", GPT),
     "llama": ("Llama", GATED),
     "mistral": ("Mistral", GATED | {"sliding_window": None}),
     "qwen2": ("Qwen2", GATED),
     "qwen3": ("Qwen3", GATED | {"head_dim": 8}),
     "gpt_neox": ("GPTNeoX", WIDE | {"intermediate_size": 64}),
     "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),  # ALiBi instead of position ids: not packed
-    "gptj": (
-        "GPTJ",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300, "rotary_dim": 4},
-    ),  # its head has a bias
+    "gptj": ("GPTJ", GPT | {"rotary_dim": 4}),  # its head has a bias
 }
 
 

@@ -11,7 +11,7 @@ from mezo_cli.report.entries import read_entry
 from mezo_cli.report.terminal import show_document
 from mezo_cli.runs import Run
 from tests.command_line import error_line, mezo
-from tests.report.run_directories import make_curves, make_run
+from tests.report.run_directories import make_curves
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,6 @@ def test_lines_fit_eighty_columns(run: Path) -> None:
         shown = said.split("run again:")[0]
         assert "20.0% zero" in shown
         assert max(map(len, shown.splitlines()[1:])) <= 80  # the first one is the directory
-
-
-def test_runs_that_have_not_finished(tmp_path: Path) -> None:
-    held = make_curves(tmp_path / "running", ended="running")
-    make_run(tmp_path / "failed", ended="no memory")
-    assert "the run is still running at step 40 of 40" in mezo("show", held.path).out.lower()
-    assert "! The run failed (no memory)." in mezo("show", tmp_path / "failed").out
 
 
 def test_a_run_that_is_not_there(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,15 @@
 """Sampling: the reference's rules against a second implementation of them, and properties of the other samples."""
 
 import random
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data import export, load
-from mezo_cli.data.fewshot import hold_out, published_test
+from mezo_cli.data.fewshot import published_test
 from tests.data.sample_data import COLA, MNLI, MRPC, RTE, SST2, SST5, files_config, sst2_rows, write_tsv
-
-LABELS = st.lists(st.integers(0, 3), min_size=2, max_size=120)
 
 
 def reference_split(lines: list[str], label_at: int, shots: int, seed: int) -> tuple[list[str], list[str]]:
@@ -104,19 +99,3 @@ def test_the_test_set_is_that_of_pandas_sample_and_of_a_shuffle(count: int) -> N
     order = list(range(count))
     np.random.RandomState(42).shuffle(order)
     assert kept == order[:1000]
-
-
-@given(labels=LABELS, share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-def test_held_out_rows_are_a_stratified_part(labels: list[int], share: float, seed: int) -> None:
-    size = max(1, min(len(labels) - 1, int(share * len(labels))))
-    train, dev = hold_out(labels, size, seed)
-    assert sorted(train + dev) == list(range(len(labels)))
-    assert train == sorted(train)
-    assert dev == sorted(dev)
-    assert len(dev) == size
-    whole, part = Counter(labels), Counter(labels[i] for i in dev)
-    if min(whole.values()) > 1 and size <= len(labels) // 10:
-        for label, count in whole.items():
-            assert abs(part[label] - count * len(dev) / len(labels)) < 1 + 1e-9
-            assert part[label] < count  # no class is taken from train altogether
-    assert (train, dev) == hold_out(labels, size, seed)

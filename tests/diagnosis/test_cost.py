@@ -60,13 +60,6 @@ def test_a_step_is_measured_in_both_dtypes_and_theta_stays(roberta: Path) -> Non
     assert all(torch.equal(before[name], p) for name, p in tensors.items())
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("words", "passes"), [(["optimizer=adamw"], 2), (["optimizer.samples=3"], 6)])
-def test_other_methods_are_measured(words: list[str], passes: int, roberta: Path) -> None:
-    found = findings(load(roberta, "steps=2", *words), seconds=0.0)
-    assert found["step"].figures["costs"]["float32"]["passes"] == passes
-
-
 def test_a_probe_counts_and_without_steps_none_is_measured(roberta: Path) -> None:
     found = findings(load(roberta, "steps=0", "init=linear_probe", "probe_c=1"))
     assert set(found) == {"trainable", "plan"}

@@ -19,7 +19,7 @@ from mezo_cli.process import versions
 from mezo_cli.runs import Run
 from mezo_cli.session.session import Session
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small
+from tests.command_line import Result, error_line, finished_runs, mezo, small
 from tests.ranks import run_ranks
 
 EACH = ("log_every=1",)
@@ -121,11 +121,7 @@ def test_evaluation_and_prediction_are_shared(roberta: Path, movies: Path, tmp_p
 def alone(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process, and its data beside it."""
     folder = tmp_path_factory.mktemp("alone")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        words = small(roberta, tiny.movie_folder(folder / "movies"), folder / "run", *DIRECTIONS)
-        assert mezo("train", *words).code == 0
-    return folder / "run"
+    return finished_runs(folder, roberta, tiny.movie_folder(folder / "movies"), {"run": DIRECTIONS}) / "run"
 
 
 def after(step: int, act: Callable[[Session], None], of_rank: int, rank: int) -> None:

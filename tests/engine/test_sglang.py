@@ -89,13 +89,6 @@ def test_a_request_is_one_of_sglang(settings: dict[str, Any], io_struct: Any) ->
     assert {*body} <= {*io_struct.GenerateReqInput.__dataclass_fields__}
 
 
-def test_adapters_come_and_go_by_its_requests(io_struct: Any) -> None:
-    named = {"lora_name": "a", "lora_path": "/x"}
-    loaded = TypeAdapter(io_struct.LoadLoRAAdapterReqInput).validate_python(named)
-    assert (loaded.lora_name, loaded.lora_path) == ("a", "/x")
-    assert TypeAdapter(io_struct.UnloadLoRAAdapterReqInput).validate_python({"lora_name": "a"}).lora_name == "a"
-
-
 def test_its_answer_is_read_as_its_own_code_writes_it(io_struct: Any) -> None:
     """`detokenize_logprob_tokens` makes (log-probability, token, text or None) of each."""
     from sglang.srt.managers.tokenizer_manager import TokenizerManager

@@ -88,15 +88,6 @@ def test_members_of_a_lora_share_batches(optimizer: str, tmp_path: Path, monkeyp
     assert any(line["reward_std"] for line in lines[0] if line["kind"] == "train")
 
 
-def test_a_batch_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = ["peft=lora", "optimizer=es", "optimizer.members=6", "steps=1", "eval_every=4"]
-    batches = mock.Mock(wraps=MemberRows)
-    monkeypatch.setattr(members, "MemberRows", batches)
-    monkeypatch.setattr(generation, "MEMBER_TOKENS", 4 * 6 * 14)  # 4 members of 6 rows: 8 tokens, 6 new ones
-    assert mezo("train", *DEMO, *more, f"hydra.run.dir={tmp_path / 'run'}").code == 0
-    assert [call.args[0] for call in batches.call_args_list] == [4, 2]
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("peft", ["lora", "none"])
 def test_ranks_share_the_members(peft: str, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from mezo_cli.commands import compare
-from mezo_cli.report import paper
 from mezo_cli.report.entries import read_runs
 from mezo_cli.report.groups import group_runs
 from mezo_cli.report.output import csv_text
@@ -50,16 +49,6 @@ def test_the_tables_fit_the_terminal(width: int, two_methods: Path, monkeypatch:
     assert max(len(line.rstrip()) for line in out.splitlines()) <= width
     for number in ("90.5 (1.2)", "91.0 (2.0)", "-30.5 *"):
         assert number in out
-
-
-def test_the_papers_table_without_runs(tmp_path: Path) -> None:
-    said = mezo("compare", "--paper", tmp_path)
-    assert said.code == 0, said
-    lines = said.out.splitlines()
-    assert lines[0].split() == ["shots", "method", *paper.find_table().tasks]
-    assert sum(line.strip().startswith("yours") for line in lines) == 14
-    assert "64.3 (0.8)?" in said.out
-    assert paper.find_table().source in said.out
 
 
 def test_own_results_are_below_the_papers_rows() -> None:

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests import tiny
-from tests.command_line import mezo, small
+from tests.command_line import finished_runs, mezo
 from tests.hub_server import Hub
 
 START = "start.safetensors"
@@ -22,14 +22,9 @@ def eager(eager_kernels: None) -> None:
 @pytest.fixture(scope="package")
 def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with a new head, which start.safetensors has; `shared` beside it is its `--trajectory`."""
-    folder = tmp_path_factory.mktemp("sharing")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        words = small(
-            roberta, tiny.movie_folder(folder / "movies"), folder / "run", "objective=cls", "optimizer.lr=0.1"
-        )
-        assert mezo("train", *words).code == 0
-        result = mezo("export", folder / "run", "--trajectory", "--out", folder / "shared")
+    folder, words = tmp_path_factory.mktemp("sharing"), ["objective=cls", "optimizer.lr=0.1"]
+    finished_runs(folder, roberta, tiny.movie_folder(folder / "movies"), {"run": words})
+    result = mezo("export", folder / "run", "--trajectory", "--out", folder / "shared")
     assert result.code == 0, result
     size = (folder / "run" / START).stat().st_size
     assert f"{size:,} bytes  {START}\n" in result.out

@@ -91,14 +91,12 @@ def test_special_tokens_spelled_in_the_data_are_text(tokenizer: PreTrainedTokeni
     assert row.position == len(row.input_ids) - 3
 
 
-def test_rows_one_by_one_in_chunks_and_no_rows(bpe: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch):
+def test_rows_one_by_one_and_no_rows(bpe: PreTrainedTokenizerFast):
     task = load_task("rte")
     examples = rows(task, ODD_TEXTS)
     for inputs in (MlmEncoder(task, bpe), ClsEncoder(task, bpe)):
         whole = inputs.encode_all(examples)
         assert [inputs.encode(example) for example in examples] == whole
-        monkeypatch.setattr("mezo_cli.tasks.encoder._CHUNK", 3)
-        assert inputs.encode_all(examples) == whole
         assert inputs.encode_all([]) == []
 
 

@@ -3,8 +3,6 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mezo_cli.errors import UserError
 from mezo_cli.tasks.template import FILTERS, Literal, RowTemplate, Sentence, Special, parse_template
@@ -91,35 +89,6 @@ def test_choose_puts_a_word_for_the_value_of_a_column():
 def test_every_filter_is_tested():
     names = {name for filters, _, _ in FILTER_CASES for name in re.findall(r"\w+", filters)}
     assert set(FILTERS) - names == {"drop_last", "lower_first", "strip", "choose"}  # the tests above
-
-
-@st.composite
-def both_spellings(draw: st.DrawFn) -> tuple[str, str]:
-    """One template in both spellings, built part by part."""
-    words = st.text(alphabet="abIt ,.?:", min_size=1, max_size=8).map(str.rstrip)
-    slots = draw(st.lists(st.tuples(st.sampled_from([0, 1]), *[st.booleans()] * 2, st.sampled_from("lu-")), min_size=1))
-    place = draw(st.integers(0, len(slots)))
-    lm_bff, readable = "*cls*", ""
-    for number in range(len(slots) + 1):
-        literal = draw(words)
-        lm_bff += literal.replace(" ", "_")
-        readable += literal
-        if number == place:
-            lm_bff += "*mask*"
-            readable += " " * draw(st.integers(0, 2)) + draw(st.sampled_from(["{mask}", "[MASK]", "<mask>"]))
-        if number < len(slots):
-            column, space, drop, case = slots[number]
-            case = case.strip("-")
-            lm_bff += f"*{'+' * space}sent{case}{'-' * drop}_{column}*"
-            filters = {"l": "|lower_first", "u": "|upper_first", "": ""}[case] + "|drop_last" * drop
-            readable += " " * space + "{" + "ab"[column] + filters + "}"
-    return lm_bff + "*sep+*", readable
-
-
-@given(both_spellings())
-def test_both_spellings_parse_alike(spellings: tuple[str, str]):
-    lm_bff, readable = spellings
-    assert parsed(lm_bff) == parsed(readable)
 
 
 @pytest.mark.parametrize(

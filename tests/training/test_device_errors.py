@@ -13,7 +13,7 @@ from mezo_cli.objectives.encoders import Mlm
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import Train, error_line, mezo, small
+from tests.command_line import Train, error_line, finished_runs, mezo, small
 from tests.optim.test_mezo import ready
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
@@ -29,12 +29,8 @@ pytestmark = pytest.mark.usefixtures("eager_kernels")
 @pytest.fixture(scope="module")
 def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
-    folder = tmp_path_factory.mktemp("done")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEZO_EAGER", "1")
-        words = small(roberta, tiny.movie_folder(folder / "movies"), folder / "run", "steps=2", "checkpoint=trajectory")
-        assert mezo("train", *words).code == 0
-    return folder / "run"
+    folder, words = tmp_path_factory.mktemp("done"), ["steps=2", "checkpoint=trajectory"]
+    return finished_runs(folder, roberta, tiny.movie_folder(folder / "movies"), {"run": words}) / "run"
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
