@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,56 +63,19 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def start(*words: object, cwd: Path, **extra: str) -> subprocess.Popen[str]:
-    """Start `mezo words...` as a process of its own."""
-    return _start([sys.executable, "-m", "mezo_cli", *map(str, words)], cwd, extra)
+    """Start `mezo words...` as a process of its own, which signals reach.
 
-
-def _start(command: list[str], cwd: Path, extra: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a process that signals reach: tests in the background ignore Ctrl-C, under nohup SIGHUP."""
+    Tests in the background ignore Ctrl-C, under nohup SIGHUP.
+    """
 
     def hear() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
 
-    pipe = subprocess.PIPE
+    command, pipe = [sys.executable, "-m", "mezo_cli", *map(str, words)], subprocess.PIPE
     return subprocess.Popen(
         command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe, text=True, preexec_fn=hear
     )
-
-
-STOPPER = """
-import os, signal, sys
-from mezo_cli.__main__ import main
-from mezo_cli.runs.jsonl import JsonLines
-
-folder, step, append = sys.argv.pop(1), int(sys.argv.pop(1)), JsonLines.append
-
-def stop(self, kind, at, **values):
-    append(self, kind, at, **values)
-    if kind == "train" and at == step and str(self.path.parent.resolve()) == folder:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-JsonLines.append = stop
-main()
-"""
-
-
-@contextlib.contextmanager
-def stopped_at(run: Path, step: int, *words: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start `mezo words...`, and yield its process when it has stopped itself after the line of a step of `run`.
-
-    So that a signal reaches it there, however slow the machine is: send one, then SIGCONT.
-    """
-    running = _start([sys.executable, "-c", STOPPER, str(run.resolve()), str(step), *map(str, words)], cwd, {})
-    found = os.waitid(os.P_PID, running.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    assert found is not None
-    assert found.si_code == os.CLD_STOPPED, f"it ended before step {step}: {running.communicate()}"
-    try:
-        yield running
-    finally:
-        if running.poll() is None:  # a test that fails leaves it stopped, and it would stay for ever
-            running.kill()
-            running.communicate()
 
 
 def process(*words: object, cwd: Path, **extra: str) -> Result:

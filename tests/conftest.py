@@ -146,6 +146,22 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.bert(tmp_path_factory.mktemp("bert"))
 
 
+@pytest.fixture(scope="session")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random GPT-2."""
+    from tests import tiny
+
+    return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="session")
+def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random OPT."""
+    from tests import tiny
+
+    return tiny.decoder(tmp_path_factory.mktemp("opt"), "opt")
+
+
 @pytest.fixture
 def movies(tmp_path: Path) -> Path:
     """A folder of small train, dev and test files."""

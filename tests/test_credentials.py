@@ -31,7 +31,7 @@ def test_what_is_cut(text: str, shown: str) -> None:
     assert without_credentials(text) == shown
 
 
-def test_the_hubs_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hubs_address_in_lines_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", URL)
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"

@@ -39,11 +39,6 @@ PAIRS_OF_ALL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
-
-
 def ready(model: Path, *words: str) -> Session:
     given = [f"model.path={model}", "model.name=tiny", "model.device=cpu", "objective=lm", "data=demo", *words]
     return opened(build_config(given))

@@ -29,7 +29,6 @@ from mezo_cli.session.session import Session
 from mezo_cli.sharing import card as cards
 from mezo_cli.sharing.card import read_terms, write_card
 from mezo_cli.sharing.model_folder import EXAMPLE, pipeline_task, write_model_folder
-from tests import tiny
 from tests.command_line import HANGS, environment, error_line, mezo
 from tests.hub_server import Hub
 from tests.report.run_directories import make_run
@@ -60,11 +59,6 @@ CASES = {
     "lm": ("gpt2", ["objective=lm"]),
     "lm pair prefix": ("gpt2", ["objective=lm", "peft=prefix", *PAIR]),
 }
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
 
 
 # What a pipeline opens: the demo's tokenizer adds the special tokens that the templates have, the tiny ones' do not.

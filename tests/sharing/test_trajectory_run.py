@@ -72,7 +72,7 @@ def test_only_finished_runs_with_a_trajectory_that_others_can_draw(run: Path, tr
     assert not (tmp_path / "out").exists()
 
 
-def test_every_command_for_runs_opens_it(run: Path, roberta: Path, movies: Path, shared: Path, tmp_path: Path) -> None:
+def test_every_command_for_runs_opens_it(run: Path, roberta: Path, shared: Path, tmp_path: Path) -> None:
     data = f"data.dir={run.parent / 'movies'}"
     for checkpoint in ("best", "last", 3):
         assert predictions(shared, checkpoint, base=roberta) == predictions(run, checkpoint)

@@ -47,11 +47,6 @@ def test_each_row_has_a_set_of_its_own_as_in_the_published_code() -> None:
         assert numbers == [row for row in rows if row != alone]
 
 
-@pytest.fixture(scope="module")
-def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.decoder(tmp_path_factory.mktemp("opt"), "opt")
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """RTE rows: 6 of train and 3 of test."""

@@ -7,7 +7,6 @@ import pytest
 
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.runs import Run
-from tests import tiny
 from tests.command_line import error_line, mezo
 from tests.interruption import interrupt_at
 from tests.opt_tasks import CHOICES, FOLDER, GENERATED, WORDS
@@ -23,11 +22,6 @@ SHORT = ["model.device=cpu", "steps=3", "batch_size=3", "eval_every=1", "metric=
 ROWS = ["data=files", "data.train_size=4", "data.dev_size=2", "data.test_size=2", "data.seed=0", "test_at_start=false"]
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
-
-
-@pytest.fixture(scope="module")
-def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.decoder(tmp_path_factory.mktemp("opt"), "opt")
 
 
 def words(case: str, opt: Path) -> list[str]:
