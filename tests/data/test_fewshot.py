@@ -1,15 +1,21 @@
 """Sampling: the reference's rules against a second implementation of them, and properties of the other samples."""
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data import export, load
-from mezo_cli.data.fewshot import published_test
+from mezo_cli.data.fewshot import few_shot, hold_out, published_test
+from mezo_cli.data.splits import limit
 from tests.data.sample_data import COLA, MNLI, MRPC, RTE, SST2, SST5, files_config, sst2_rows, write_tsv
+
+LABELS = st.lists(st.integers(0, 3), min_size=2, max_size=120)
 
 
 def reference_split(lines: list[str], label_at: int, shots: int, seed: int) -> tuple[list[str], list[str]]:
@@ -30,7 +36,9 @@ def reference_split(lines: list[str], label_at: int, shots: int, seed: int) -> t
     ("task", "name", "shots", "seed"),
     [(SST2, "SST-2", 16, 13), (SST2, "SST-2", 512, 42), (RTE, "RTE", 16, 87), (SST5, "sst-5", 512, 100)],
 )
-def test_the_published_splits(task: TaskConfig, name: str, shots: int, seed: int, shared: Path, tmp_path: Path) -> None:
+def test_export_is_the_published_split_byte_for_byte(
+    task: TaskConfig, name: str, shots: int, seed: int, shared: Path, tmp_path: Path
+) -> None:
     source = shared / "data" / ("lm-bff" if task is SST5 else "glue") / name
     published = shared / "data" / "k-shot-1k-test" / name / f"{shots}-{seed}"
     written = export(task, files_config(source, shots=shots), seed, tmp_path / "out")
@@ -88,6 +96,14 @@ def test_export_follows_the_rules_for_every_position_of_the_label(task: TaskConf
     ]
 
 
+@given(labels=LABELS, shots=st.integers(1, 20), seed=st.integers(0, 2**32 - 1))
+def test_few_shot_draws_as_the_global_generator_does(labels: list[int], shots: int, seed: int) -> None:
+    train, dev = few_shot(labels, shots, seed)
+    lines = [f"{row}\t{label}\n" for row, label in enumerate(labels)]
+    expected = reference_split(lines, -1, shots, seed)
+    assert ([lines[i] for i in train], [lines[i] for i in dev]) == expected
+
+
 @pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2210])
 def test_the_test_set_is_that_of_pandas_sample_and_of_a_shuffle(count: int) -> None:
     pandas = pytest.importorskip("pandas")
@@ -99,3 +115,31 @@ def test_the_test_set_is_that_of_pandas_sample_and_of_a_shuffle(count: int) -> N
     order = list(range(count))
     np.random.RandomState(42).shuffle(order)
     assert kept == order[:1000]
+
+
+@given(labels=LABELS, share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+def test_held_out_rows_are_a_stratified_part(labels: list[int], share: float, seed: int) -> None:
+    size = max(1, min(len(labels) - 1, int(share * len(labels))))
+    train, dev = hold_out(labels, size, seed)
+    assert sorted(train + dev) == list(range(len(labels)))
+    assert train == sorted(train)
+    assert dev == sorted(dev)
+    assert len(dev) == size
+    whole, part = Counter(labels), Counter(labels[i] for i in dev)
+    if min(whole.values()) > 1 and size <= len(labels) // 10:
+        for label, count in whole.items():
+            assert abs(part[label] - count * len(dev) / len(labels)) < 1 + 1e-9
+            assert part[label] < count  # no class is taken from train altogether
+    assert (train, dev) == hold_out(labels, size, seed)
+
+
+@settings(max_examples=50)
+@given(count=st.integers(1, 300), small=st.integers(1, 300), large=st.integers(1, 300))
+def test_limit_keeps_the_order_and_nests(count: int, small: int, large: int) -> None:
+    small, large = sorted((small, large))
+    rows = list(range(1000, 1000 + count))
+    few, many = limit(rows, small), limit(rows, large)
+    assert len(few) == min(small, count)
+    assert few == sorted(few)
+    assert set(few) <= set(many) <= set(rows)
+    assert limit(rows, None) == rows

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
+import mezo_cli
 from mezo_cli.config.schema import DataConfig, FilesConfig, HubSource, Splits
 from mezo_cli.data import load
 from mezo_cli.errors import UserError
+from mezo_cli.tasks.generate import GenerateEncoder
 from tests.data.sample_data import (
     HEADER,
     RTE,
@@ -22,6 +25,7 @@ from tests.data.sample_data import (
     write_numbered,
     write_tsv,
 )
+from tests.lm_bff import load_task
 
 
 def refused(said: str, folder: Path, **settings: Any) -> None:
@@ -47,6 +51,16 @@ def test_full_data_holds_out_dev_and_tests_on_the_official_dev_set(glue: Path) -
     assert load(SST2, files_config(glue), 42) == load(SST2, files_config(glue.parent), 42) == splits
 
 
+@pytest.mark.parametrize(("name", "task"), [("SST-2/16-42", SST2), ("RTE/16-13", RTE), ("sst-5/16-87", SST5)])
+def test_a_published_folder_equals_sampling_it(name: str, task: object, shared: Path) -> None:
+    folder, seed = name.split("/")[0], int(name.split("-")[-1])
+    source = shared / "data" / ("lm-bff" if task is SST5 else "glue") / folder
+    prepared = load(task, files_config(shared / "data/k-shot-1k-test" / name), 0)
+    drawn = load(task, files_config(source, shots=16), seed)
+    assert prepared.fingerprint == drawn.fingerprint
+    assert len(prepared.train) == len(prepared.dev) == 16 * len(task.labels)
+
+
 def test_few_shot_with_named_columns_takes_the_test_set(tmp_path: Path) -> None:
     write_numbered(tmp_path, train=40, dev=8, test=1100)
     splits = load(SST2, files_config(tmp_path, shots=4), 42)
@@ -68,6 +82,20 @@ def test_eval_limit_caps_dev_and_test_but_not_train(glue: Path) -> None:
     assert set(capped.test or []) < set(whole.test or [])
     assert capped.test == load(SST2, files_config(glue, eval_limit=5), 7).test  # the same rows for every seed
     assert capped.fingerprint != whole.fingerprint
+
+
+def test_train_size_draws_train_and_dev_as_the_papers_opt_runs_do(shared: Path) -> None:
+    """By the reference's rule, written a second time: one legacy permutation of train, dev behind train."""
+    whole = load(SST2, files_config(shared / "data/glue/SST-2", dev_size=1), 0)
+    lines = (shared / "data/glue/SST-2/train.tsv").read_text().splitlines()[1:]
+    splits = load(SST2, files_config(shared / "data/glue/SST-2", train_size=1000, dev_size=500, eval_limit=1000), 7)
+    np.random.seed(7)
+    order = np.random.permutation(len(lines))[:1500]
+    assert [e.texts[0] for e in splits.train] == [lines[i].split("\t")[0] for i in order[:1000]]
+    assert [e.texts[0] for e in splits.dev] == [lines[i].split("\t")[0] for i in order[1000:]]
+    assert [str(e.label) for e in splits.dev] == [lines[i].split("\t")[1] for i in order[1000:]]
+    assert splits.test == whole.test
+    assert load(SST2, files_config(shared / "data/glue/SST-2", train_size=9, dev_size=9), 8).train != splits.train[:9]
 
 
 def test_train_size_with_a_separate_dev_set(tmp_path: Path) -> None:
@@ -231,8 +259,24 @@ def test_a_source_must_be_given_and_fit(tmp_path: Path) -> None:
         refused(r"train.tsv: this is a link that leads nowhere; a file is needed", tmp_path)
 
 
+DECODER = Path(mezo_cli.__file__).parent / "demo" / "decoder"
+
+
 def test_the_demo_fits_tasks_of_its_labels_whatever_their_column() -> None:
     splits = load(SST2, DataConfig(name="demo"), 42)
     mr = SST2.replace(name="mr", columns=["text"])
     assert load(mr, DataConfig(name="demo"), 42).fingerprint == splits.fingerprint
     assert len(load(SST2, DataConfig(name="demo", shots=4), 42).train) == 8
+
+
+def test_a_task_with_a_prompt_and_no_columns_gets_the_arithmetic_problems() -> None:
+    """A row of the file of tasks, tokenized as the script that trained the decoder wrote it."""
+    task = load_task("demo-arithmetic")
+    splits = load(task, DataConfig(name="demo"), 42)
+    assert [len(split or []) for split in (splits.train, splits.dev, splits.test)] == [833, 192, 320]
+    encoder = GenerateEncoder(task, AutoTokenizer.from_pretrained(DECODER))
+    rows = encoder.encode_all(splits.train)
+    assert {(len(row.input_ids), len(row.answer_ids)) for row in rows} == {(8, 8)}
+    columns = rows[0].columns
+    assert encoder.decode(rows[0]) == f"<s>{''.join(map(str, columns['numbers']))}>{columns['target']}="
+    assert rows[0].golds == (columns["answer"],)

@@ -4,11 +4,13 @@ from typing import cast
 
 import pytest
 import torch
+from torch import nn
 
 from mezo_cli.methods.lozo.noise import LowRankNoise
 from mezo_cli.methods.lozo.settings import LozoConfig
 from mezo_cli.optim import make_config
 from mezo_cli.perturb.noise import Direction
+from mezo_cli.perturb.params import Params
 
 CPU = torch.device("cpu")
 
@@ -42,3 +44,31 @@ def test_v_is_kept_for_an_interval_and_shared_by_its_samples() -> None:
     assert not torch.equal(v[0], v[2])
     u = [drawn.left(Direction(1, step, sample), "w", shape, CPU) for step, sample in ((3, 0), (4, 0), (4, 1))]
     assert len({tuple(some.flatten().tolist()) for some in u}) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_part_of_z_has_the_bits_of_the_whole(dtype: torch.dtype) -> None:
+    drawn, direction = low_rank(), Direction(1, 5)
+    model = nn.Linear(300, 200).to(dtype)
+    params = Params(model, drawn)
+    whole = drawn.z(direction, "weight", (200, 300), CPU)
+    assert torch.equal(drawn.z(direction, "weight", (200, 300), CPU, 777, 50_001), whole[777:50_001])
+    span = params.span_of["weight"]
+    plus, minus = torch.empty(2, span.numel, dtype=dtype)
+    drawn.perturb(direction, span, 0.25, plus, minus)
+    theta = model.weight.detach().float().flatten().clone()
+    assert torch.equal(plus[:60_000], (theta + whole * 0.25).to(dtype))
+    assert torch.equal(minus[:60_000], (theta - whole * 0.25).to(dtype))
+    rows = torch.tensor([3, 199, 3])
+    some = torch.empty(3, 300, dtype=dtype)
+    drawn.perturb_rows(direction, "weight", model.weight.data, rows, 0.25, some)
+    assert torch.equal(some, plus[:60_000].view(200, 300)[rows])
+    updated = model.weight.detach().float()
+    for _, part in span.split(4096):
+        piece = part.pieces[0]
+        theta_part = updated.view(-1)[piece.start : piece.start + piece.numel]
+        padded = torch.zeros(part.numel)
+        padded[: piece.numel] = theta_part
+        drawn.update_(part, padded, [(direction, 0.25)], [1.0])
+        theta_part.copy_(padded[: piece.numel])
+    assert torch.equal(updated.view(-1), theta + whole * 0.25)

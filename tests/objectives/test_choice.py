@@ -3,14 +3,17 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
+from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
@@ -61,6 +64,10 @@ def by_hand(folder: Path) -> list[list[Tensor]]:
     return [[plain.log_probs(f"{row['text']} and", f" {name} was it") for name in row["names"]] for row in ROWS]
 
 
+TRAINED = [2, 1, 0, 0]  # the first right candidate of each row
+RIGHT = [{2, 0}, {1}, {0}, {0}]
+
+
 @pytest.mark.parametrize("kind", ["opt", "llama", "gpt2", "gpt_neox", "bloom"])
 def test_scores_are_the_log_probabilities_by_hand(kind: str, tmp_path: Path) -> None:
     folder = tiny.decoder(tmp_path / kind, kind)
@@ -75,13 +82,61 @@ def test_scores_are_the_log_probabilities_by_hand(kind: str, tmp_path: Path) -> 
                 assert bool((of_row[len(values) :] == -torch.inf).all())
 
 
-def test_parts_of_vocabulary_and_positions_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@torch.no_grad()
+def test_losses(tmp_path: Path) -> None:
+    full = by_hand(tiny.decoder(tmp_path / "llama", "llama"))
+    means = [torch.stack([log_probs.mean() for log_probs in of_row]) for of_row in full]
+    expected = {
+        "cross_entropy": torch.stack(
+            [F.cross_entropy(m, torch.tensor(i)) for m, i in zip(means, TRAINED, strict=True)]
+        ).mean(),
+        "lm": -torch.cat([of_row[i] for of_row, i in zip(full, TRAINED, strict=True)]).mean(),
+        "accuracy": torch.tensor([int(m.argmax()) not in right for m, right in zip(means, RIGHT, strict=True)])
+        .double()
+        .mean(),
+    }
+    for loss, value in expected.items():
+        ours = ready(tmp_path, "llama", f"objective.loss={loss}")
+        found = float(ours.loss_of(ours.encoder.encode_all(EXAMPLES))())
+        assert found == pytest.approx(float(value), rel=1e-6, abs=1e-7)
+
+
+def test_parts_of_the_vocabulary_and_of_the_positions_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = ready(tmp_path, "opt")
     with torch.no_grad():
         whole = ours.objective.scores(batch_of(ours))  # type: ignore[attr-defined]
         monkeypatch.setattr("mezo_cli.objectives.decoder._ROWS", 17)
         monkeypatch.setattr("mezo_cli.objectives.decoder._POSITIONS", 3)
         torch.testing.assert_close(ours.objective.scores(batch_of(ours)), whole, rtol=1e-6, atol=1e-6)  # type: ignore[attr-defined]
+
+
+def test_z_of_the_head_is_drawn_once_per_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, drawn = ready(tmp_path, "opt"), list[int]()
+    monkeypatch.setattr("mezo_cli.objectives.decoder._ROWS", 17)
+    draw = ours.params.noise.perturb_rows
+    for positions in (256, 2):
+        monkeypatch.setattr("mezo_cli.objectives.decoder._POSITIONS", positions)
+        with (
+            mock.patch.object(ours.params.noise, "perturb_rows", wraps=draw) as rows,
+            ours.forward.perturbed(Direction(0, 0), 0.1, signs=(1,)),
+        ):
+            ours.objective.row_losses(batch_of(ours))
+        drawn.append(sum(len(call.args[3]) for call in rows.call_args_list))
+    assert drawn[0] == drawn[1] >= len(ours.loaded.model.lm_head.weight)
+
+
+def test_a_prompt_is_computed_once_and_only_scored_positions_go_through_the_head(tmp_path: Path) -> None:
+    ours = ready(tmp_path, "opt")
+    rows, seen = ours.encoder.encode_all(EXAMPLES), list[Any]()
+    ours.loaded.model.model.decoder.layers[0].fc1.register_forward_pre_hook(lambda m, args: seen.append(args[0].shape))
+    batch = ours.objective.collate(rows)
+    with torch.no_grad():
+        ours.objective.row_losses(batch)
+    starts = [{tuple(ids[:n]) for ids in row.candidates for n in range(1, len(ids))} for row in rows]
+    assert seen[0][-2] == sum(len(row.input_ids) + len(of_row) for row, of_row in zip(rows, starts, strict=True))
+    assert len(batch.layout["read"]) == sum(1 + len(of_row) for of_row in starts)
 
 
 RUNS = {

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,9 @@ def noise(request: pytest.FixtureRequest) -> Noise:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("n", [1, 256, 5000, CHUNK + 5])
-def test_eager_and_compiled_agree_on_any_threads(noise: Noise, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_and_compiled_are_bitwise_identical_on_any_number_of_threads(
+    noise: Noise, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theta = torch.randn(n, generator=torch.Generator().manual_seed(n)) * torch.logspace(-6, 3, n)
     results, before = [], torch.get_num_threads()
     for flag, threads in (("1", 1), ("0", 1), ("0", 2)):
@@ -47,7 +50,9 @@ def test_eager_and_compiled_agree_on_any_threads(noise: Noise, n: int, monkeypat
 
 
 @pytest.mark.sample(1)
-def test_compiled_and_eager_runs(noise: Noise, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
+    noise: Noise, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tiny.movie_folder(tmp_path / "movies")
     for name, eager in (("compiled", "0"), ("eager", "1")):
         monkeypatch.setenv("MEZO_EAGER", eager)
@@ -60,6 +65,44 @@ def test_compiled_and_eager_runs(noise: Noise, roberta: Path, tmp_path: Path, mo
     assert all(kernel.compiled for kernel in (kernels.perturb_pair, kernels.add, kernels.shrink))
     for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
         assert (tmp_path / "compiled" / name).read_bytes() == (tmp_path / "eager" / name).read_bytes(), name
+
+
+def kernels_of(kind: str) -> list[Kernel]:
+    """Return the kernels of a kind."""
+    return [kernel for kernel in vars(KERNELS[kind]).values() if isinstance(kernel, Kernel)]
+
+
+@pytest.mark.parametrize("name", simd.instruction_sets())
+def test_every_instruction_set_has_every_kernel(noise: Noise, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEZO_EAGER", "0")
+    monkeypatch.setenv("MEZO_SIMD", name)
+    for kernel in kernels_of(noise.name):
+        monkeypatch.setattr(kernel, "compiled", {})
+    theta = torch.linspace(-3, 3, 5000)
+    for stored, out in product((torch.float32, torch.bfloat16, torch.float16), repeat=2):
+        outs = torch.empty(5000, dtype=out), torch.empty(5000, dtype=out)
+        perturb(noise, Z, "w", theta.to(stored), 1e-3, *outs)
+        perturb(noise, Z, "w", theta.to(stored), 1e-3, outs[0])
+    update_(noise, "w", theta, [(Z, -1.7e-3), (Direction(1, 2, 3), 0.3)], [0.999, 1.0])
+    assert Kernel.compiler_error is None
+    # `flat.lay_out` stores theta in float32
+    assert sum(len(kernel.compiled) for kernel in kernels_of(noise.name)) == 3 + 3 + 2
+
+
+def test_every_code_of_the_table_and_every_coefficient_give_the_bits_of_the_eager_form(
+    noise: Noise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 1 << 19  # eight draws per entry of the table
+    for c in (1.0, -3e-5, 0.0, 1e-42):
+        results = []
+        for flag in ("0", "1"):
+            monkeypatch.setenv("MEZO_EAGER", flag)
+            out, low = torch.empty(n), torch.empty(n, dtype=torch.bfloat16)
+            perturb(noise, Z, "w", torch.zeros(n), c, out, torch.empty(n))
+            perturb(noise, Z, "w", torch.full((n,), 1 / 3), c, low)
+            results.append((out, low))
+        assert torch.equal(results[0][0].view(torch.int32), results[1][0].view(torch.int32)), c
+        assert torch.equal(results[0][1].view(torch.int16), results[1][1].view(torch.int16)), c
 
 
 @pytest.mark.slow
@@ -104,7 +147,9 @@ def is_wrong(theta: torch.Tensor, *_: object) -> None:
     theta.add_(0.25)
 
 
-def test_wrongly_compiled_code_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_code_that_was_compiled_wrongly_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     expected, kernel = added(fresh_kernel()), fresh_kernel()
     monkeypatch.setattr(Kernel, "compiler_error", None)  # and back to what it was, after the test
     monkeypatch.setattr(kernel, "native", lambda arrays: is_wrong)

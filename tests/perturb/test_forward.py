@@ -2,12 +2,14 @@
 
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mezo_cli.objectives.collate import collate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import PairedLinear, layer_norm_per_sign
 from mezo_cli.perturb.noise import Direction, make_noise
@@ -84,6 +86,27 @@ def test_with_one_expert_all_of_them_are_trained() -> None:
     assert forward.supports_paired_forward
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "rademacher"])
+def test_weights_read_outside_their_module_are_perturbed(noise: str) -> None:
+    torch.manual_seed(1)
+    model, stock = ReadsOutside(), ReadsOutside()
+    stock.load_state_dict(model.state_dict())
+    forward, x = PerturbedForward(model, Params(model, make_noise(noise))), torch.randn(2, 4)
+    assert forward.select_reachable(lambda: model(x)) == ["outside.bias"]
+    perturb_in_place(stock, forward.params, 0.5)
+    with torch.no_grad(), forward.perturbed(Z, 0.5, signs=(1,)):
+        torch.testing.assert_close(model(x), stock(x))
+
+
+def test_bfloat16_rounds_the_perturbed_weights_and_keeps_theta_in_float32(roberta: Path) -> None:
+    exact, rounded = ready(roberta), ready(roberta, "model.compute_dtype=bfloat16")
+    batch = exact.objective.collate(exact.encoder.encode_all(SENTENCES))
+    with torch.no_grad(), exact.forward.perturbed(Z, 0.01, signs=(1,)), rounded.forward.perturbed(Z, 0.01, signs=(1,)):
+        a, b = exact.objective.logits(batch), rounded.objective.logits(batch)
+    assert all(p.dtype == torch.float32 for p in rounded.params.tensors.values())
+    assert 0 < (a - b).abs().max() < 0.2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("peft", ["none", "lora", "bias"])
 def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtype: str, roberta: Path) -> None:
@@ -91,16 +114,19 @@ def test_layers_that_are_perturbed_at_once_are_bitwise_identical(peft: str, dtyp
     ours = ready(roberta, f"model.compute_dtype={dtype}", f"peft={peft}")
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     ours.forward.select_reachable(lambda: ours.objective.logits(batch))
-    found = []
+    found, calls = [], []
     for elements in (0, 1 << 25):
         ours.forward.patches.layer_elements = elements
-        for pairs in (True, False):
-            with ours.forward.perturbed(Z, 0.05):
-                logits = partial(ours.objective.logits, batch)
-                found.append(logits() if pairs else ours.forward.forward_per_sign(logits))
+        with mock.patch.object(ours.params.noise, "perturb", wraps=ours.params.noise.perturb) as perturb:
+            for pairs in (True, False):
+                with ours.forward.perturbed(Z, 0.05):
+                    logits = partial(ours.objective.logits, batch)
+                    found.append(logits() if pairs else ours.forward.forward_per_sign(logits))
+        calls.append(perturb.call_count)
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    assert calls[1] < calls[0] / 2
     ours.forward.patches.layer_elements = 100  # fewer than a layer has: its modules are perturbed one by one
     with ours.forward.perturbed(Z, 0.05):
         assert torch.equal(ours.objective.logits(batch), found[0])
@@ -118,6 +144,13 @@ def test_both_signs_at_once_have_the_bits_of_each(rows: int, width: int, out: in
         assert torch.equal(PairedLinear(weight, both)(x), torch.stack(apart))
     apart = [F.layer_norm(x[i], (width,), weight[i, 0], bias[i, 0], norm.eps) for i in range(2)]
     assert torch.equal(layer_norm_per_sign(norm, weight[:, :1], bias, x), torch.stack(apart))
+
+
+def test_a_forward_with_both_signs_that_is_neither_paired_nor_per_sign_is_refused(roberta: Path) -> None:
+    ours = ready(roberta)
+    batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
+    with ours.forward.perturbed(Z, 0.05), pytest.raises(RuntimeError, match="both signs"):
+        ours.loaded.model(**collate(batch.rows, ours.loaded).layout)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher", "torch"])

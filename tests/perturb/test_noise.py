@@ -143,6 +143,32 @@ def test_update_is_the_formula_and_many_terms_are_one_by_one(noise: Noise, n: in
     assert torch.equal(one_by_one, expected)
 
 
+def test_parameters_that_want_gradients_and_inference_mode_are_fine(counted: Noise) -> None:
+    theta = torch.nn.Parameter(torch.randn(512, 3))
+    out = torch.empty(512, 3)
+    perturb(counted, Z, "w", theta, 1e-3, out)
+    with torch.inference_mode():
+        inside = torch.empty(512, 3)
+        perturb(counted, Z, "w", theta, 1e-3, inside)
+        update_(counted, "w", theta, [(Z, 1e-3)], [1.0])
+    assert torch.equal(inside, out)
+    assert torch.equal(theta, out)
+
+
+def test_moments(counted: Noise) -> None:
+    """4 million elements: each bound is over five standard errors."""
+    n = 1 << 22
+    z = z32(counted, Z, "w", n).double()
+    gaussian = counted.name == "gaussian"
+    assert abs(z.mean()) < 5 / n**0.5
+    assert abs(z.square().mean() - 1) < (5 * (2 / n) ** 0.5 if gaussian else 1e-12)
+    assert abs(z.pow(3).mean()) < 5 * 15**0.5 / n**0.5
+    assert abs(z.pow(4).mean() - (3 if gaussian else 1)) < (5 * 96**0.5 / n**0.5 if gaussian else 1e-12)
+    if gaussian:
+        tail = (z.abs() > 3).double().mean()
+        assert abs(tail - 0.0026998) < 5 * (0.0027 / n) ** 0.5
+
+
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
     return abs((a.double() * b.double()).mean().item())
 
@@ -216,6 +242,7 @@ def test_results_computed_on_another_device_are_copied_back(kind: str, monkeypat
 
 @pytest.mark.parametrize("kind", NOISES.names)
 def test_a_span_of_several_tensors_has_the_bits_of_each(kind: str) -> None:
+    """And so have its parts: z depends on the name and the element, not on where they are stored."""
     noise = make_noise(kind)
     shapes = {"a": (7, 33), "b": (5,), "c": (90, 100), "d": (1,)}
     thetas = {name: torch.randn(shape) for name, shape in shapes.items()}
@@ -239,3 +266,12 @@ def test_a_span_of_several_tensors_has_the_bits_of_each(kind: str) -> None:
         assert torch.equal(out[here].view(theta.shape), alone)
         update_(noise, piece.name, theta, terms, [0.9, 1.0])
         assert torch.equal(flat[here].view(theta.shape), theta)
+
+
+@given(tiles=st.integers(2, 40), size=st.integers(1, 12))
+def test_a_span_is_cut_without_gaps_into_parts_of_two_tiles_or_more(tiles: int, size: int) -> None:
+    whole = Segment(torch.zeros(tiles * 4), [("w", (tiles * 4,))], 4).whole
+    parts = whole.split(4 * size)
+    assert [part.first for _, part in parts] + [tiles] == [0, *(part.last for _, part in parts)]
+    assert all(2 <= part.last - part.first <= max(2, size) + 1 for _, part in parts)
+    assert torch.cat([part.tiles for _, part in parts]).tolist() == list(range(tiles))

@@ -3,11 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mezo_cli import console
 from mezo_cli.config.stored import read_config
 from mezo_cli.objectives.base import Objective
 from mezo_cli.optim.first_order import FirstOrder
@@ -39,8 +41,6 @@ MODES["es"] = ["optimizer=es", "optimizer.members=4", "optimizer.anchor={l1: 1e-
 MODES["es two bytes"] = [*MODES["es"], "model.dtype=bfloat16", "optimizer.antithetic=true"]
 
 
-Whole, Cut = Callable[[str], Path], Callable[[str, Path], Path]
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
@@ -51,7 +51,7 @@ def movies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Uninterrupted runs, one per mode, made on first use: call it only where no call is interrupted by a patch."""
     home = tmp_path_factory.mktemp("whole")
     ends: dict[str, Result] = {}
@@ -66,7 +66,7 @@ def whole(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def cut(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Cut:
+def cut(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
     """Copies of runs that are interrupted in step 6 of 6, one run per mode."""
     home = tmp_path_factory.mktemp("cut")
 
@@ -121,7 +121,7 @@ OTHERS += [("bfloat16", 3), ("float16", 5), ("es", 5), ("es two bytes", 7)]
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("mode", "cut"), [("full", i) for i in range(len(CUTS))] + OTHERS)
 def test_a_run_cut_anywhere_ends_bitwise_identical(
-    mode: str, cut: int, whole: Whole, roberta: Path, movies: Path, tmp_path: Path
+    mode: str, cut: int, whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     _, owner, name, call, after = CUTS[cut]
     run = tmp_path / "run"
@@ -137,8 +137,38 @@ def test_a_run_cut_anywhere_ends_bitwise_identical(
     assert state(run) == state(whole(mode))
 
 
+def test_incomplete_last_records_are_cut(
+    whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    run = cut("full", tmp_path / "run")
+    for name, tail in (("trajectory.bin", b"\x05\x00\x00\x00half"), ("metrics.jsonl", b'{"kind": "tra')):
+        with open(run / name, "ab") as file:
+            file.write(tail)
+    assert mezo("resume", run).code == 0
+    assert state(run) == state(whole("full"))
+
+
+def test_a_damaged_last_record_is_named_by_every_reader(cut: Callable[[str, Path], Path], tmp_path: Path) -> None:
+    run = cut("trajectory", tmp_path / "run")
+    data = bytearray((run / "trajectory.bin").read_bytes())
+    data[-1] ^= 1  # the record of step 4
+    (run / "trajectory.bin").write_bytes(data)
+    for words in (["replay", run, "--step", "2", "--out", tmp_path / "out"], ["eval", run, "--checkpoint", "last"]):
+        assert "trajectory.bin is damaged: it is sound up to step 4" in error_line(mezo(*words))
+    assert mezo("resume", run).code == 0
+    assert "trajectory.bin: its last 16 bytes" in (run / "train.log").read_text()
+    finished = run / "trajectory.bin"
+    finished.write_bytes(finished.read_bytes()[:-1] + b"x")
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    for words in (["eval", run], ["resume", run, "steps=8"]):
+        assert "trajectory.bin is damaged: it is sound up to step 5" in error_line(mezo(*words))
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
 @pytest.mark.parametrize("mode", ["trajectory", "adamw"])
-def test_a_lost_tail_of_both_files_is_trained_again(mode: str, whole: Whole, cut: Cut, tmp_path: Path) -> None:
+def test_a_lost_tail_of_both_files_is_trained_again(
+    mode: str, whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
     """A power cut after step 5 took the line of the evaluation at step 3 and all that followed."""
     run = cut(mode, tmp_path / "run")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -155,8 +185,8 @@ def test_a_lost_tail_of_both_files_is_trained_again(mode: str, whole: Whole, cut
 
 
 def test_a_resumed_run_starts_from_the_newest_checkpoint(
-    whole: Whole,
-    cut: Cut,
+    whole: Callable[[str], Path],
+    cut: Callable[[str, Path], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,18 +206,69 @@ def test_a_resumed_run_starts_from_the_newest_checkpoint(
     assert state(run) == state(shared)
 
 
-@pytest.mark.parametrize("mode", ["full", "buffer"])
-def test_without_its_checkpoints_it_is_replayed(mode: str, whole: Whole, cut: Cut, tmp_path: Path) -> None:
-    run = cut(mode, tmp_path / "run")
+def test_stored_moments_are_not_rebuilt(
+    whole: Callable[[str], Path],
+    roberta: Path,
+    movies: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rebuilding them takes a draw of z per step of the run. A run without the file is rebuilt bitwise identically."""
+    run, old = tmp_path / "run", tmp_path / "old"
+    words = small(roberta, movies, run, *MODES["buffer"])
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, trajectory.Writer, "append", 5, after=True)
+        mezo("train", *words)
+    shutil.copytree(run, old)
+    held = old / "checkpoints" / "last" / restore.OPTIMIZER_STATE
+    copied = partial(shutil.copytree, held.parent, ignore=only_weights, dirs_exist_ok=True)
+    Run(old).save_checkpoint("last", 3, copied)
+    assert not held.exists()
+
+    rebuilt: list[int] = []
+    rebuild = Mezo.rebuild_state
+
+    def counted(self: Mezo, params: Any, records: list[Any]) -> None:
+        rebuilt.extend(record[0] for record in records)
+        rebuild(self, params, records)
+
+    monkeypatch.setattr(Mezo, "rebuild_state", counted)
+    assert mezo("resume", run).code == 0
+    assert rebuilt == []
+    assert mezo("resume", old).code == 0
+    assert rebuilt == [0, 1, 2]
+    assert state(run) == state(old) == state(whole("buffer"))
+
+
+def only_weights(folder: str, names: list[str]) -> set[str]:
+    return {restore.OPTIMIZER_STATE, checkpoints.CHECKSUMS}
+
+
+def test_a_long_replay_shows_its_progress(
+    whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = whole("full")
+    clock = iter(range(0, 10_000, 10))  # ten seconds pass at every look
+    monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(restore, "PART", 2)
+    result = mezo("replay", run, "--step", "6", "--out", tmp_path / "out")
+    assert result.code == 0, result
+    assert "replaying the trajectory: 2 of 6 steps  0.2 steps/s  20 s left" in result.out
+
+
+def test_without_its_checkpoints_it_is_replayed(
+    whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    run = cut("full", tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
     assert mezo("resume", run).code == 0
     for part in ("summary", "lines", "steps"):
-        assert state(run)[part] == state(whole(mode))[part]
+        assert state(run)[part] == state(whole("full"))[part]
     last = Path("checkpoints/last/model.safetensors")
-    assert state(run)["files"][last] == state(whole(mode))["files"][last]
+    assert state(run)["files"][last] == state(whole("full"))["files"][last]
 
 
-def test_a_finished_run_is_left_as_it_is(whole: Whole) -> None:
+def test_a_finished_run_is_left_as_it_is(whole: Callable[[str], Path]) -> None:
     before = {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()}
     said = mezo("resume", whole("full"))
     assert said.code == 0
@@ -196,7 +277,7 @@ def test_a_finished_run_is_left_as_it_is(whole: Whole) -> None:
 
 
 def test_a_failed_run_can_be_resumed_from_elsewhere(
-    whole: Whole, roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Local folders were given relative to the directory of the time."""
     run = tmp_path / "run"
@@ -232,7 +313,10 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
     assert mezo("resume", run).code == 0
 
 
-def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Whole) -> None:
+# --- any step's weights ---
+
+
+def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callable[[str], Path]) -> None:
     full, light = whole("full"), whole("trajectory")
     assert not (light / "checkpoints").exists()
     for name in ("best", "last", "0", "2", "5"):
@@ -250,7 +334,7 @@ def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Whole) 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
-def test_replay_is_bitwise_identical(mode: str, whole: Whole, tmp_path: Path) -> None:
+def test_replay_is_bitwise_identical(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     run, out = whole(mode), tmp_path / "out"
     said = mezo("replay", run, "--step", "6", "--out", out)
     assert said.code == 0
@@ -266,7 +350,7 @@ def test_replay_is_bitwise_identical(mode: str, whole: Whole, tmp_path: Path) ->
         assert one.equal(other), name
 
 
-def test_without_a_trajectory_only_checkpoints_can_be_loaded(cut: Cut, tmp_path: Path) -> None:
+def test_without_a_trajectory_only_checkpoints_can_be_loaded(cut: Callable[[str, Path], Path], tmp_path: Path) -> None:
     run = cut("adamw", tmp_path / "run")
     for words in (["replay", run, "--step", "3", "--out", tmp_path / "out"], ["eval", run, "--checkpoint", "2"]):
         assert "writes no trajectory to replay" in error_line(mezo(*words))
@@ -282,7 +366,7 @@ def test_without_a_trajectory_only_checkpoints_can_be_loaded(cut: Cut, tmp_path:
     assert "last is missing: the run cannot be resumed without it" in error_line(mezo("resume", run))
 
 
-def test_replay_is_refused_where_it_cannot_be(whole: Whole, tmp_path: Path) -> None:
+def test_replay_is_refused_where_it_cannot_be(whole: Callable[[str], Path], tmp_path: Path) -> None:
     run = whole("full")
     for step in ("7", "-1"):
         assert "holds steps 0 to 6" in error_line(mezo("replay", run, "--step", step, "--out", tmp_path / "out"))
