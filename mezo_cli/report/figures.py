@@ -1,4 +1,4 @@
-"""Draw runs, and groups of runs against forwards, with matplotlib: as SVG for a page, or for a paper.
+"""Draw runs, and the curves of groups of runs, with matplotlib: as SVG for a page, or for a paper.
 
 The colours in a page are those of its style sheet, the colours of a figure for a paper those of the page on white.
 """
