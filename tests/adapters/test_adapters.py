@@ -24,12 +24,14 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM
 from mezo_cli.objectives.base import BatchLoss
+from mezo_cli.optim.mezo import Mezo
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
+from tests.interruption import interrupt_at
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
 from tests.replayed import replay_from_base
 
@@ -284,3 +286,26 @@ def test_plain_peft_loads_the_adapter_of_a_decoder(family: str, kind: str, tmp_p
         theirs = peft.PeftModel.from_pretrained(stock, saved).eval()(IDS, attention_mask=torch.ones_like(IDS)).logits
         torch.testing.assert_close(ours.model(IDS, attention_mask=torch.ones_like(IDS)).logits, theirs)
         assert (before - theirs).abs().max() > 1e-2
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("lora", ["objective=cls"]),
+        ("lora peft.head=true", ["objective=mlm"]),
+        ("prefix", ["objective=cls", "checkpoint=trajectory"]),
+        ("head", ["objective=cls", "model.compute_dtype=bfloat16"]),
+        ("bias", ["objective=cls", "checkpoint=trajectory"]),
+    ],
+)
+def test_an_interrupted_run_ends_bitwise_identical(
+    kind: str, words: list[str], roberta: Path, movies: Path, tmp_path: Path
+) -> None:
+    run, whole, words = tmp_path / "cut", tmp_path / "whole", [*f"peft={kind}".split(), *words]
+    assert mezo("train", *small(roberta, movies, whole, *words)).code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, Mezo, "step", 5)
+        assert mezo("train", *small(roberta, movies, run, *words)).code == 130
+    assert mezo("resume", run).code == 0
+    assert all(same(at(run, step), at(whole, step)) for step in ("last", "best"))

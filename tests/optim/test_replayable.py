@@ -195,3 +195,9 @@ def test_schedules_fall_from_lr_to_zero(schedule: str, half: float) -> None:
     config = make_config("mezo", lr=1.0, schedule=schedule)
     assert [learning_rate(config, step, 8) for step in (0, 4)] == [1.0, half]
     assert learning_rate(config, 2, 8) == pytest.approx({"linear": 0.75, "cosine": 0.5 + 2**-1.5}.get(schedule, 1.0))
+
+
+def test_a_step_out_of_order_is_never_taken(roberta: Path) -> None:
+    ours = tuned(roberta, ["optimizer=mezo_momentum"])
+    with pytest.raises(RuntimeError, match="every step in order: got step 3, expected 0"):
+        train(ours, 3, 4)

@@ -85,3 +85,19 @@ def test_weights_that_are_read_outside_their_module_are_those_of_the_member() ->
         with population.materialized():
             assert torch.equal(model(x), expected)
     assert not torch.equal(model(x), expected)
+
+
+def test_theta_and_the_patches_are_back_after_an_error(folder: Path) -> None:
+    model, forward = patched(folder)
+    population = Population(forward)
+    memory = {name: p.data_ptr() for name, p in model.named_parameters()}
+    expected = model(IDS).logits
+    with forward.perturbed(Z, 0.05, (1,)):
+        with pytest.raises(ValueError, match="stopped"), population.materialized():
+            raise ValueError("stopped")
+        with pytest.raises(IndexError), population.materialized():
+            model(torch.tensor([[10**6]]))
+        perturbed = model(IDS).logits
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == memory
+    assert torch.equal(model(IDS).logits, expected)
+    assert not torch.equal(perturbed, expected)
