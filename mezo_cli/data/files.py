@@ -184,20 +184,17 @@ def arrow_table(name: str, path: str, table: Any, place: str = ROW, first: int =
         is_name = (isinstance(value, int) and 0 <= value < len(names) for value in of_rows)
         values.append([names[value] if named else value for value, named in zip(of_rows, is_name, strict=True)])
     rows = list(zip(*values, strict=True))
-    return Table(
-        name, path, ".jsonl", table.column_names, rows, range(first, first + len(rows)), place=place, **options
-    )
+    numbers = range(first, first + len(rows))
+    return Table(name, path, ".jsonl", table.column_names, rows, numbers, place=place, **options)
 
 
 def of_dataset(dataset: Any) -> Any:
     """Return the rows of a data set, or of a stream of one, as a pyarrow table with the names of its classes."""
     import pyarrow
 
-    found = dataset.with_format("arrow")
-    table = (
-        found[:]
-        if hasattr(found, "__len__")
-        else pyarrow.concat_tables([*found.iter(batch_size=100)] or [pyarrow.table({})])
-    )
-    features = dataset.features
+    found, features = dataset.with_format("arrow"), dataset.features
+    if hasattr(found, "__len__"):
+        table = found[:]
+    else:
+        table = pyarrow.concat_tables([*found.iter(batch_size=100)] or [pyarrow.table({})])
     return table if features is None else table.replace_schema_metadata(features.arrow_schema.metadata)

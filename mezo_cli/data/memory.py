@@ -34,13 +34,10 @@ def table_of(name: str, given: Any, task: TaskConfig, columns: Sequence[str], na
         raise UserError(f"{name}: one {type(given).__name__}: {FORMS}; one text or row is given as [it]")
     if hasattr(given, "with_format") and not isinstance(given, Mapping):
         known = given.column_names or []  # a stream may not know them
-        table = arrow_table(
-            name, name, of_dataset(given.select_columns(_kept(known, task, columns)) if known else given), ITEM, 0
-        )
+        read = given.select_columns(_kept(known, task, columns)) if known else given
+        table = arrow_table(name, name, of_dataset(read), ITEM, first=0)
     else:
-        if hasattr(given, "notna") and hasattr(
-            given, "columns"
-        ):  # a DataFrame, where NaN, NaT and NA are missing values
+        if hasattr(given, "notna") and hasattr(given, "columns"):  # a DataFrame: NaN, NaT and NA are missing values
             given = given.astype(object).where(given.notna(), None).to_dict("list")
         rows = _of_columns(name, given) if isinstance(given, Mapping) else list(given)
         names = columns if nameless else ()
