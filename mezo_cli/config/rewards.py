@@ -96,7 +96,6 @@ def describe_change(config: Config, info: Mapping[str, Any]) -> str:
 
 
 def _registered(name: str, value: Any) -> Part:
-    """Return a built-in reward or a plug-in: `value` is its weight, or a mapping of weight and settings."""
     if ":" in name:
         why = "weights are for built-in names and plug-ins; a function stands by itself and returns its parts as a dict"
         raise SettingError(KEY, f"{KEY}={{{name}: ...}}: {why}")
@@ -109,7 +108,6 @@ def _registered(name: str, value: Any) -> Part:
 
 
 def _own_code(name: str) -> tuple[Part, str]:
-    """Return the part of `FILE.py:function` or `package.module:function`, and the sha256 of the file."""
     place, _, function = name.rpartition(":")
     is_file = place.endswith(".py")
     if not function.isidentifier() or not (is_file or re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", place)):

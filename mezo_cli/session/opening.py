@@ -104,7 +104,6 @@ def _load(config: Config, checkpoint: Path | None = None, *, trains: bool = Fals
 def _build_session(
     config: Config, loaded: models.LoadedModel, encoder: Any, optimizer: Optimizer, trains: bool, model: str
 ) -> Session:
-    """Patch the model's forwards, and check its outputs against the unpatched model's."""
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
     params = Params(loaded.model, zeroth_order(config.optimizer).make_noise())
     optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})

@@ -96,7 +96,6 @@ def prepare(
 
 
 def _with_rows(session: Session, found: Splits, splits: Sequence[str], trains: bool) -> Prepared:
-    """Encode the rows and, where steps will be taken, find what the loss depends on."""
     config = session.config
     texts = {name: getattr(found, name) for name in splits}
     encode = session.encoder.encode_all

@@ -157,7 +157,6 @@ def find_stop_reason(scores: Evaluations, divergence: Divergence) -> str | None:
 
 
 def _resume(step: int, scores: Evaluations, divergence: Divergence, *, replayable: bool) -> None:
-    """Continue an interrupted run at `step`, judged by what it has written up to there."""
     run_log = scores.run_log
     if step and run_log.run.writes:
         scores.load()
@@ -246,7 +245,6 @@ def _keep_sha256(config: Config) -> str | None:
 
 
 def _warn_of_shared_rows(prepared: Prepared) -> None:
-    """Say how many rows of dev and test are in train, if any are: the scores on them are too good."""
     encoder = prepared.session.encoder
     named = {name: getattr(prepared.splits, name) for name, rows in prepared.rows.items() if rows}
     if not prepared.session.config.task.labels:

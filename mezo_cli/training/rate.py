@@ -16,7 +16,6 @@ import torch
 
 from mezo_cli.config.rates import FACTORS, Rate, find_rate
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, RunStopped, UserError
@@ -80,7 +79,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
     losses = {f"{rate:g}": result.loss if result else None for rate, result in ended.items()}
     if run.writes:
         run.update(race={"losses": losses, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
-        recovery.change_end(run, to_yaml(found), {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
+    recovery.change_config(run, found, {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
     return found, time.perf_counter() - ticks[0]
 
 
