@@ -10,8 +10,8 @@ from mezo_cli.commands.new_run import check_reward
 from mezo_cli.commands.open_run import open_stored
 from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import own_code
+from mezo_cli.config.objectives import describe_change
 from mezo_cli.config.own_code import split_own_code, with_own_code
-from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build

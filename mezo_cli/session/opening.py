@@ -26,8 +26,7 @@ from mezo_cli.perturb.params import Params
 from mezo_cli.process.device_errors import explain_device_errors, is_device_error
 from mezo_cli.runs import Run
 from mezo_cli.session import restore
-from mezo_cli.session.advice import smaller_model
-from mezo_cli.session.session import Session
+from mezo_cli.session.session import Session, smaller_model
 
 log = logging.getLogger("mezo")
 

@@ -25,9 +25,8 @@ from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
 from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, recovery
-from mezo_cli.session.advice import smaller_batches
 from mezo_cli.session.prepare import Prepared, prepare
-from mezo_cli.session.session import Session
+from mezo_cli.session.session import Session, smaller_batches
 
 log = logging.getLogger("mezo")
 
