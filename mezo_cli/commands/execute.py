@@ -20,12 +20,7 @@ from mezo_cli.runs import Run
 log = logging.getLogger("mezo")
 
 
-def execute(
-    run: Run,
-    config: Config,
-    console: Console,
-    prepare: Callable[[], None] | None = None,
-) -> dict[str, Any]:
+def execute(run: Run, config: Config, console: Console, prepare: Callable[[], None] | None = None) -> dict[str, Any]:
     """Train in a run directory that this process has claimed, log the results and return the summary.
 
     `prepare` is called first; if it raises, the run is recorded as failed.

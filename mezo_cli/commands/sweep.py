@@ -54,11 +54,7 @@ def sweep(
 
 
 def resume(
-    folder: Path,
-    overrides: Sequence[str] = (),
-    config_dir: str | None = None,
-    at_once: int = 1,
-    quiet: bool = False,
+    folder: Path, overrides: Sequence[str] = (), config_dir: str | None = None, at_once: int = 1, quiet: bool = False
 ) -> int:
     """Continue the sweep in `folder`; return the exit status.
 

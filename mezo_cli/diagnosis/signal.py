@@ -25,14 +25,7 @@ from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.session.prepare import Prepared
-from mezo_cli.training.precision import (
-    EPS,
-    MAX_OFF,
-    MAX_RELATIVE_ERROR,
-    Agreement,
-    agreement,
-    describe_exact,
-)
+from mezo_cli.training.precision import EPS, MAX_OFF, MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact
 
 DIRECTIONS = 32  # for the learning rate, which needs most of them
 FIRST, ROUND = 16, 4  # directions that are measured in every way, so many at a time

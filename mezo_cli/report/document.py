@@ -15,7 +15,7 @@ from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.entries import Entry, baselines, predicted_fractions, result_split
-from mezo_cli.report.settings import changed_settings, method_name
+from mezo_cli.report.settings import changed_settings, leave_out, method_name
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import own_reward
 from mezo_cli.runs.scores import MARK, NOTE, TEXTS, format_difference, format_score, metrics_of
@@ -24,6 +24,7 @@ EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
 MOSTLY_ZERO = 0.5  # fraction of projected gradients that are exactly 0 from which on a note says so
 OPEN_END = "Test rows appear once the run has finished."
+HIDDEN, KEYS = ("crc", "kind", "split"), ("kind", "step", "crc", "row")  # of a line: of dev, of a completion
 
 
 def document(run: Entry) -> dict[str, Any]:
@@ -32,8 +33,6 @@ def document(run: Entry) -> dict[str, Any]:
         config, info, logged = run.config, run.info, run.metrics[0]
         optimizer = OPTIMIZERS.implementation(config.optimizer.name)
         gradients = trajectory.scalar_stats(projected_grads(run))
-        hidden = ("crc", "kind", "split")
-        dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
         return {
             "run": run.location,
             "title": f"{method_name(config)} on {config.task.name} with {run.model}",
@@ -50,7 +49,7 @@ def document(run: Entry) -> dict[str, Any]:
             "results": results(run),
             "conclusions": [*filter(None, [conclusion(run.summary, config)])],
             **{key: run.summary.get(key) for key in ("difference", "baselines")},
-            "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
+            "dev": [{**leave_out(line, HIDDEN), "predicted_fractions": predicted_fractions(line)} for line in run.dev],
             "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
             "scalar": optimizer.scalar,
             "symbol": optimizer.symbol,
@@ -67,7 +66,6 @@ def document(run: Entry) -> dict[str, Any]:
 
 
 def _sentence(run: Entry) -> str:
-    """Return one sentence that says what the run was."""
     config, rows, trainable = run.config, run.info.get("rows") or {}, run.info.get("trainable")
     reward, loss = (run.info.get("reward") or {}).get("name"), config.objective.loss
     measure = f"reward {reward}" if reward and loss == "reward" else f"{loss.replace('_', '-')} loss"
@@ -93,7 +91,6 @@ def _sentence(run: Entry) -> str:
 
 
 def _facts(run: Entry) -> dict[str, str]:
-    """Return what is known about where and how the run was made."""
     info, summary = run.info, run.summary
     dirty = " with uncommitted changes" if info.get("git_dirty") else ""
     values = {
@@ -124,8 +121,7 @@ def results(run: Entry) -> list[dict[str, Any]]:
     last = {line["split"]: line for line in run.metrics[1]}
     last |= {name: {"step": 0, "split": name, **scores} for name, scores in baselines(run.summary).items()}
     mark = f" {MARK}" if run.picked_start else ""
-    start = "dev after the linear probe" if run.config.init == "linear_probe" else "dev before training"
-    lines = {start: run.dev[0]}
+    lines = {"dev after the linear probe" if run.config.init == "linear_probe" else "dev before training": run.dev[0]}
     if len(run.dev) > 1:
         lines[f"dev best{mark}" if run.finished else "dev best so far"] = run.best
     names = {"test_before": "test before training", "test": f"test at best{mark}"}
@@ -133,10 +129,10 @@ def results(run: Entry) -> list[dict[str, Any]]:
     lines |= {names.get(split, split): last[split] for split in (*others, "test") if split in last}
     found = []
     for name, line in lines.items():
-        ends = [format_score(run.metric, end) for end in run.intervals(line).get(run.metric, ())]
-        scores = metrics_of(line)
+        ends, scores = run.intervals(line).get(run.metric, ()), metrics_of(line)
+        interval = " to ".join(format_score(run.metric, end) for end in ends)
         ordered = {metric: scores[metric] for metric in (run.metric, *scores) if metric in scores}
-        found.append({"name": name, "step": line["step"], "interval": " to ".join(ends), **ordered})
+        found.append({"name": name, "step": line["step"], "interval": interval, **ordered})
     return found
 
 
@@ -225,16 +221,12 @@ def thin(rows: Sequence[Any], most: int) -> list[Any]:
 
 def _completions(run: Entry) -> dict[str, Any]:
     """Return what the model said of some dev rows at the start, the best step and the last, by step; {} for most."""
-    kept, lacking = run.run.completions(), {"kind", "step", "crc", "row"}
-    best = 0 if run.best is None else int(run.best["step"])
+    kept, best = run.run.completions(), 0 if run.best is None else int(run.best["step"])
     marks = {"start": min(kept, default=0), "best": best, "last": max(kept, default=0)}
     steps = sorted({*marks.values()} & {*kept})
     names = {step: [f"step {step:,}", *(name for name, at in marks.items() if at == step)] for step in steps}
     return {
-        "dev_completions": {
-            step: [{name: value for name, value in row.items() if name not in lacking} for row in kept[step]]
-            for step in steps
-        },
+        "dev_completions": {step: [leave_out(row, KEYS) for row in kept[step]] for step in steps},
         "step_names": {step: ", ".join(words) for step, words in names.items()},
     }
 
@@ -242,9 +234,10 @@ def _completions(run: Entry) -> dict[str, Any]:
 def _commands(run: Entry) -> dict[str, str]:
     """Return what can be done with the run -> the command for it; `Run again` may be the call from Python."""
     info, commands, words = run.info, {}, _words(run.info)
-    if words:
-        is_call = words[0] == "finetune"
-        commands["Run again"] = f"finetune({', '.join(words[1:])})" if is_call else shlex.join(["mezo", *words])
+    if words[:1] == ["finetune"]:
+        commands["Run again"] = f"finetune({', '.join(words[1:])})"
+    elif words:
+        commands["Run again"] = shlex.join(["mezo", *words])
     commands["With changes"] = shlex.join(["mezo", "train", "--from", relative_path(run.run.path), *own_reward(info)])
     if "argv" in info and run.status in ("interrupted", "failed"):  # not of a run that `mezo export --trajectory` wrote
         commands["Resume"] = run.run.command("resume", info=info)

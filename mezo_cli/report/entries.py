@@ -21,7 +21,7 @@ from mezo_cli.runs.scores import metrics_of, picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 SPLITS = ("dev", "train", "test", "test_before")
-LOGGED, REWARDS = ("step", "loss"), ("reward", "reward_min", "reward_max")  # of a training step's line
+LOGGED = ("step", "loss", "reward", "reward_min", "reward_max")  # of a training step's line
 BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
     "label_shares": "threshold: label shares",
     "best_threshold": "threshold: best on train",
@@ -64,8 +64,8 @@ class Entry:
 
     def score(self, split: str, metric: str | None = None) -> float | None:
         """Return a metric (`self.metric` if not given) of the best checkpoint on a split, on dev of the best so far."""
-        scores = self.scores.get(split) or (self.best if split == "dev" and not self.finished else None)
-        return (scores or {}).get(metric or self.metric)
+        scores = self.scores.get(split) or (self.best if split == "dev" and not self.finished else None) or {}
+        return scores.get(metric or self.metric)
 
     @property
     def outcome(self) -> str:
@@ -87,7 +87,7 @@ class Entry:
             if line["kind"] == "eval":
                 evaluations.append(line)
             elif line["kind"] == "train":
-                columns = columns or {name: array("d") for name in (*LOGGED, *REWARDS) if name in line}
+                columns = columns or {name: array("d") for name in LOGGED if name in line}
                 for name, values in columns.items():
                     values.append(line[name])
         arrays = {name: np.array(values) for name, values in columns.items()}

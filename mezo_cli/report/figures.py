@@ -140,9 +140,8 @@ def run_figures(run: Entry, name: str) -> list[dict[str, Any]]:
 def draw_batches(axes: "Axes", logged: Mapping[str, np.ndarray], dev: pd.DataFrame) -> Drawn:
     """Draw the values of the steps thin and, over them, their mean over neighbours; of a reward the band, and dev."""
     is_reward = "reward_max" in logged
-    names = ("reward", "reward_min", "reward_max") if is_reward else ("loss",)
-    rows = pd.DataFrame(dict(zip(("value", "low", "high"), (logged[name] for name in names), strict=False)))
-    rows = rows.set_index(logged["step"])
+    names = {"value": "reward", "low": "reward_min", "high": "reward_max"} if is_reward else {"value": "loss"}
+    rows = pd.DataFrame({column: logged[name] for column, name in names.items()}, logged["step"])
     window = 2 * max(len(rows) // (2 * SMOOTHING), 1) + 1 if len(rows) >= FEWEST else 1
     smooth = rows.rolling(window, center=True, min_periods=1).mean()
     if window > 1 and not is_reward:
@@ -309,8 +308,7 @@ def paper_figure(shown: Mapping[str, Sequence[Line]], path: Path) -> None:
         for axes, (title, lines) in zip(sheet.subplots(len(shown), squeeze=False).flat, shown.items(), strict=True):
             draw_lines(axes, title, lines)
             axes.set_title(_plain(title), loc="left", parse_math=False)
-            legend = axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-            for text in legend.get_texts():
+            for text in axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False).get_texts():
                 text.set_parse_math(False)
         file, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
         sheet.savefig(file, format=path.suffix[1:], metadata=undated[path.suffix])

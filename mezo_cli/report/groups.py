@@ -92,8 +92,7 @@ class Group:
     def title(self) -> str:
         """Task, shots and label, for a note; with model, objective and steps if these three are ambiguous."""
         text = f"{self.task} {format_shots(self.shots)} {self.label}"
-        more = f", {self.model} {self.objective} {self.loss}, steps={self.steps}"
-        return text + (more if self.ambiguous else "")
+        return text + f", {self.model} {self.objective} {self.loss}, steps={self.steps}" * self.ambiguous
 
     @property
     def missing(self) -> list[int]:
@@ -133,13 +132,12 @@ class Group:
         return texts
 
     def _pick(self) -> dict[int, list[Entry]]:
-        """Return data seed -> the finished runs at its best point; a point has the means over its run seeds."""
         cells: dict[tuple[int, Point], list[Entry]] = defaultdict(list)
         for run in sorted((run for run in self.runs if run.finished), key=_seeds):
             cells[run.data_seed, run.point].append(run)
 
         def rank(runs: Sequence[Entry]) -> tuple[Any, ...]:
-            scores = {self.metric: mean_score(runs, "dev", self.metric), "loss": mean_score(runs, "dev", "loss")}
+            scores = {name: mean_score(runs, "dev", name) for name in (self.metric, "loss")}  # over the run seeds
             mostly_diverged = sum(run.verdict == "diverged" for run in runs) > len(runs) / 2
             return (mostly_diverged, *self.config.rank(scores), runs[0].point)
 
@@ -212,7 +210,6 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
 
 
 def _alike(groups: Sequence[Group], *names: str) -> Collection[list[Group]]:
-    """Return the groups in lists of those that have the same attributes."""
     found: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
     for group in groups:
         found[attrgetter(*names)(group)].append(group)

@@ -123,14 +123,13 @@ def _environment() -> "Environment":
     swatches = "\n".join(f".s-{name} {{ --swatch: var(--{name}); }}" for name in (*SERIES, "quiet"))
     dark_scheme = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
     text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    style = f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
-    environment.globals["style"] = style
+    root = f":root {{ {light}; color-scheme: light dark; }}"
+    environment.globals["style"] = "\n".join([root, dark_scheme, swatches, text])
     environment.filters["numbers"] = lambda row: ", ".join(f"{name} {v:.4g}" for name, v in metrics_of(row).items())
     return environment
 
 
 def _section(run: Entry, told: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return what the template shows of a run: its document, with `settings` as a table, and more."""
     settings = [
         {"setting": key, **{name: format_value(value) for name, value in one.items()}}
         for key, one in told["settings"].items()
@@ -155,10 +154,10 @@ def _key_numbers(run: Entry, told: Mapping[str, Any]) -> list[dict[str, str]]:
     numbers = []
     for result in sorted(told["results"], key=lambda one: not one["name"].startswith("test at best")):
         metric = run.metric if run.metric in result else run.config.shown_metric  # a removed bias has no loss
-        notes = ["no training"]
+        note = "no training"
         if "loss" in result:
-            notes = [f"step {result['step']:,}, loss {format_score('loss', result['loss'])}"]
-        notes += [f"95% interval {result['interval']}"] * bool(result["interval"])
+            note = f"step {result['step']:,}, loss {format_score('loss', result['loss'])}"
+        note += f"; 95% interval {result['interval']}" * bool(result["interval"])
         value = format_score(metric, result[metric], "%")
-        numbers.append({"name": f"{result['name']} ({metric})", "value": value, "note": "; ".join(notes)})
+        numbers.append({"name": f"{result['name']} ({metric})", "value": value, "note": note})
     return numbers

@@ -94,10 +94,10 @@ class Paper:
 
 def find_table(table: str = TABLE) -> Paper:
     """Return a table."""
-    if table not in _tables():
-        names = list(_tables())
-        raise UserError(f"--table {table}: allowed are {join(names)}{did_you_mean(table, names)}")
-    return _tables()[table]
+    tables = _tables()
+    if table not in tables:
+        raise UserError(f"--table {table}: allowed are {join(tables)}{did_you_mean(table, tables)}")
+    return tables[table]
 
 
 def paper_of(model: str) -> Paper:

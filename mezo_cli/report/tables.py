@@ -22,16 +22,7 @@ INFERRED = (
 UNCERTAIN = "? the paper's number was read from a damaged table"
 COST_NOISE = 1.2
 # Settings that a column of `run_rows` shows anyway.
-SHOWN = (
-    "task.name",
-    "objective.name",
-    "objective.loss",
-    "optimizer.name",
-    "peft.name",
-    "model.path",
-    "seed",
-    "steps",
-)
+SHOWN = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "seed", "steps")
 UNIT = "percent; a metric that is no fraction, as it is"
 COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of means and stds, or of single runs
 
@@ -46,11 +37,10 @@ def comparison(
     entries, warnings = read_runs(folders)
     for text in warnings:
         warn(text)
-    if table is not None:
-        return paper_view(group_runs(entries), width, table)
-    if not entries:
+    if table is None and not entries:
         raise no_runs(folders, warnings)
-    return group_view(group_runs(entries))
+    groups = group_runs(entries)
+    return group_view(groups) if table is None else paper_view(groups, width, table)
 
 
 def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
@@ -85,25 +75,20 @@ def group_view(groups: Sequence[Group]) -> Comparison:
         same = list(members)
         table = make_table(title, [_group_row(group) for group in same], left=4)
         empty = [name for name in ("paper", "diff") if not table["paper"].any()]
-        empty += [name for name in ("before", "verdict") if (table[name] == "-").all()]
+        empty += [name for name in ("before", "verdict", "chosen") if (table[name] == "-").all()]
         for name in ("peak GB", "s/step"):  # a cost that differs between groups by no more than the noise of a machine
             costs = [cost for group in same if (cost := _costs(group)[name])]
             empty += [name] if not costs or max(costs) <= COST_NOISE * min(costs) else []
-        if (table["chosen"] == "-").all():
-            empty.append("chosen")
-            table.attrs["left"] = 3
+        table.attrs["left"] -= "chosen" in empty
         tables.append(table.drop(columns=empty))
     records = [_group_record(group) for group in groups]
-    details = [
-        {**record, "seeds": _seed_details(group), "settings": group.settings}
-        for group, record in zip(groups, records, strict=True)
-    ]
+    pairs = zip(groups, records, strict=True)
+    details = [{**record, "seeds": _seed_details(group), "settings": group.settings} for group, record in pairs]
     document = {"protocol": PROTOCOL, "unit": UNIT, "paper": find_table().source, "groups": details}
     return Comparison(tables, _group_notes(groups), records, document)
 
 
 def _group_row(group: Group) -> dict[str, str | None]:
-    """Return the cells of a group, by column."""
     marks = [group.metric] * (group.metric != "accuracy") + ["demo data"] * group.demo
     difference = "" if group.difference is None else f"{group.difference:+.1f}{' *' if unlike_paper(group) else ''}"
     return {
@@ -137,14 +122,13 @@ def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[st
     for group in groups if with_missing else ():
         if absent := sorted(group.expected - {run.data_seed for run in group.runs}):
             notes.append(f"{group.title}: not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
-    notes += [NOTE] if any(group.at_start for group in groups) else []
+    notes += [NOTE] * any(group.at_start for group in groups)
     for group in groups:
         if 0 < len(group.at_start) < len(group.picks):
             notes.append(f"{group.title}: {MARK} for {len(group.at_start)} of {len(group.picks)} data seeds")
         if diverged := sum(run.verdict == "diverged" for run in group.entries):
             notes.append(f"{group.title}: {diverged} of {len(group.entries)} runs diverged")
-        other = unlike_paper(group) if group.difference is not None else []
-        if other:
+        if group.difference is not None and (other := unlike_paper(group)):
             notes.append(f"{group.title}: * unlike the paper: {'; '.join(other)}")
     if any(group.paper_number is not None and group.paper_number.uncertain for group in groups):
         notes.append(UNCERTAIN)
@@ -152,8 +136,7 @@ def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[st
 
 
 def _group_record(group: Group) -> dict[str, Any]:
-    """Return a group as plain values."""
-    number, difference = group.paper_number, group.difference
+    difference = group.difference
     return {
         **{name: getattr(group, name) for name in ("task", "metric", "shots", "model", "objective", "loss", "method")},
         "label": group.label,
@@ -163,7 +146,7 @@ def _group_record(group: Group) -> dict[str, Any]:
         "before_mean": shown_value(group.metric, group.before),
         "test_mean": shown_value(group.metric, group.mean),
         "test_std": shown_value(group.metric, group.std),
-        **_paper_fields(number),
+        **_paper_fields(group.paper_number),
         "difference": None if difference is None else round(difference, 4),
         "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
         "seeds": list(group.picks),
@@ -183,12 +166,10 @@ def _paper_fields(number: Number | None) -> dict[str, float | bool | None]:
 
 
 def _seed_details(group: Group) -> dict[str, Any]:
-    """Return data seed -> its scores, the picked point and its runs."""
+    splits = {"dev": "dev", "before": "test_before", "test": "test"}
     return {
         str(seed): {
-            "dev": shown_value(group.metric, mean_score(runs, "dev", group.metric)),
-            "before": shown_value(group.metric, mean_score(runs, "test_before", group.metric)),
-            "test": shown_value(group.metric, mean_score(runs, "test", group.metric)),
+            **{key: shown_value(group.metric, mean_score(runs, of, group.metric)) for key, of in splits.items()},
             "verdicts": [run.verdict for run in runs],
             "picked": dict(runs[0].point),
             "runs": [run.location for run in runs],
@@ -239,9 +220,9 @@ def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Grou
         for name, members in same.items():
             cells = {}
             for group in members:
-                score = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
-                counts = f" {len(group.picks)}/{len(group.expected)}" if group.missing else ""
-                cells[group.task] = f"{score}{counts}"
+                cells[group.task] = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
+                if group.missing:
+                    cells[group.task] += f" {len(group.picks)}/{len(group.expected)}"
             lines.append({"method": name, **missing, **cells})
             points = {one.task: f"{one.difference:+.1f}" for one in members if one.difference is not None}
             lines += [{"method": "  difference", **empty, **points}] if points else []
