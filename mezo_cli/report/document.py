@@ -71,8 +71,8 @@ def _sentence(run: Entry) -> str:
     measure = f"reward {reward}" if reward and loss == "reward" else f"{loss.replace('_', '-')} loss"
     scored = f"{run.info.get('scored_by') or config.objective.name}, {measure}"
     count = f"{config.data.name} data" if rows.get("train") is None else f"{rows['train']:,} training rows"
-    shots = f", {run.shots} per label" if run.shots else ""
-    data = f"{config.task.name} ({count}{shots}; {scored})"
+    count += f", {run.shots} per label" if run.shots else ""
+    data = f"{config.task.name} ({count}; {scored})"
     if config.steps == 0:
         what = "was evaluated" if config.init == "none" else "got a linear probe on its features and was evaluated"
         return f"{run.model} {what} on {data}; nothing else was trained."
@@ -265,23 +265,17 @@ def next_command(run: Entry) -> str:
     config, verdict, words = run.config, run.verdict, _words(run.info)
     if verdict in (None, "not_compared") or words[:1] != ["train"]:
         return ""
-    overrides, lr = [word for word in words[1:] if word != "-m"], config.optimizer.lr
-
-    def changed(verb: Sequence[str], key: str = "", value: str = "") -> str:
-        kept = [word for word in overrides if not key or word.partition("=")[0] != key]
-        return shlex.join(["mezo", *verb, *kept, *[f"{key}={value}"] * bool(key)])
-
     accuracies = [scores.get("intervals", {}).get("accuracy") for scores in baselines(run.summary).values()]
-    labels, lows = config.task.labels, [interval[0] for interval in accuracies if interval]
+    labels, lows, lr = config.task.labels, [interval[0] for interval in accuracies if interval], config.optimizer.lr
+    verb, key, value, why = ["doctor"], "", "", "what keeps it from learning"
     if verdict == "improved":
-        command, why = changed(["train", "-m"], "seed", "13,21,42,87,100"), "the same with more seeds"
+        verb, key, value, why = ["train", "-m"], "seed", "=13,21,42,87,100", "the same with more seeds"
     elif verdict in ("worse", "diverged"):
-        command, why = changed(["train"], "optimizer.lr", f"{lr / 3:.1g}"), f"a lower rate than {lr:g}"
+        verb, key, value, why = ["train"], "optimizer.lr", f"={lr / 3:.1g}", f"a lower rate than {lr:g}"
     elif config.objective.name in ("mlm", "lm") and len(labels) > 1 and lows and max(lows) <= 1 / len(labels):
-        command, why = changed(["data", "--words"]), "words that the model tells apart"
-    else:
-        command, why = changed(["doctor"]), "what keeps it from learning"
+        verb, why = ["data", "--words"], "words that the model tells apart"
     if isinstance(config.optimizer, PerturbationConfig) and config.objective.is_differentiable:
-        doctor = "it" if command.startswith("mezo doctor") else "mezo doctor"
+        doctor = "it" if verb == ["doctor"] else "mezo doctor"
         why += f"; {doctor} measures AdamW of a LoRA beside {config.optimizer.name}"
-    return f"{command}  # {why}"
+    kept = [word for word in words[1:] if word != "-m" and word.partition("=")[0] != key]
+    return f"{shlex.join(['mezo', *verb, *kept, *[key + value] * bool(key)])}  # {why}"

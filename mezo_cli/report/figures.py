@@ -50,21 +50,13 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10.5,
     "font.sans-serif": ["DejaVu Sans"],
-    "axes.edgecolor": LIGHT["rule"],
-    "axes.labelcolor": LIGHT["quiet"],
     "text.color": LIGHT["ink"],
-    "xtick.color": LIGHT["quiet"],
-    "ytick.color": LIGHT["quiet"],
-    "axes.spines.left": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
+    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), LIGHT["quiet"]),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), LIGHT["rule"]),
+    **dict.fromkeys(("axes.spines.left", "axes.spines.top", "axes.spines.right", "ytick.left", "xtick.bottom"), False),
+    **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
     "axes.grid.axis": "y",
-    "grid.color": LIGHT["rule"],
     "grid.linewidth": 0.8,
-    "ytick.left": False,
-    "xtick.bottom": False,
     "axes.xmargin": 0.02,
     "path.simplify_threshold": 1.0,  # of a noisy curve: about as many points as the figure is wide
     "lines.solid_capstyle": "round",
@@ -152,7 +144,7 @@ def draw_batches(axes: "Axes", logged: Mapping[str, np.ndarray], dev: pd.DataFra
         note = f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
         return Drawn("Training loss", note)
     note = "The band is from the least to the greatest reward of the members of a step."
-    note += f" Lines: means of {window} neighbouring values." if window > 1 else ""
+    note += f" Lines: means of {window} neighbouring values." * (window > 1)
     legend = [("c1", "train, mean of the members")]
     if "reward" in dev:
         curve(axes, pd.DataFrame({"value": dev["reward"]}), "c3")
@@ -254,8 +246,8 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
     To the right of the curves stand our test score (filled, with its std) and the paper's (hollow). A dashed line is
     what the untrained model scores on dev at a moved threshold, the best of those that are known.
     """
-    furthest = max(rows.index.max() for _, rows in lines) or 1
-    x, legend, factor = 1.06 * furthest, [], scale(lines[0][0].metric)
+    furthest, metric = max(rows.index.max() for _, rows in lines) or 1, lines[0][0].metric
+    x, legend, factor = 1.06 * furthest, [], scale(metric)
     for number, (group, rows) in enumerate(lines):
         if number >= len(SERIES):
             curve(axes, rows, "quiet", linewidth=0.8, marker="", zorder=1.5)
@@ -273,19 +265,17 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
         curve(axes, rows, name, linewidth=1.8, marker=marker, zorder=2 - number / 1000, label=label)
         x += 0.035 * furthest * (group.mean is not None or of_paper is not None)
         legend.append((name, text))
-    metric = lines[0][0].metric
     biased = [run.summary.get("baselines") or {} for group, _ in lines for run in group.results]
-    moved = [of["dev"][metric] for each in biased for of in each.values() if metric in of.get("dev", {})]
-    if moved:
+    if moved := [of["dev"][metric] for each in biased for of in each.values() if metric in of.get("dev", {})]:
         text = f"the untrained model at a moved threshold: dev {format_mean(metric, max(moved), None)}"
         axes.axhline(factor * max(moved), color=LIGHT["quiet"], linestyle="--", linewidth=1, label=text, zorder=1)
         legend.append(("quiet", text))
     axes.set_xlim(-0.03 * furthest, x if x > 1.06 * furthest else 1.03 * furthest)
     score_axis(axes, metric)
     step_axis(axes, str(lines[0][1].index.name))
-    rest = [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(SERIES) :]]
-    named = ", ".join(rest[: len(SERIES)]) + (f" and {len(rest) - len(SERIES)} more" if len(rest) > len(SERIES) else "")
-    legend += [("quiet", f"thin: {named}")] * bool(rest)
+    if rest := [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(SERIES) :]]:
+        more = f" and {len(rest) - len(SERIES)} more" if len(rest) > len(SERIES) else ""
+        legend.append(("quiet", f"thin: {', '.join(rest[: len(SERIES)])}{more}"))
     note = "Lines: mean over the seeds, with a band of one standard deviation. Filled diamonds: test at the best"
     note += " checkpoint. Hollow diamonds: the paper's test score."
     return Drawn(title, note, legend)
@@ -360,5 +350,5 @@ def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *w
     for variable, light in LIGHT.items():
         text = text.replace(light, f"var(--{variable})")
     label = escape(printable(f"{drawn.title}. {drawn.note}"))
-    head = f'<svg class="plot" role="img" aria-label="{label}"'
-    return {**drawn._asdict(), "svg": head + text[text.index("<svg") + len("<svg") :]}
+    head, rest = f'<svg class="plot" role="img" aria-label="{label}"', text.partition("<svg")[2]
+    return {**drawn._asdict(), "svg": head + rest}

@@ -102,8 +102,8 @@ def render(report: Report, progress: Progress) -> str:
     source = find_table().source if any(group.paper_number for group in report.groups) else ""
     template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run
-    facts = {"written": utc_now()[:10], "paper": source, "version": package_version()}
-    return template.render(**content, **facts, script=script, script_hash=script_hash)
+    more = {"paper": source, "version": package_version(), "script": script, "script_hash": script_hash}
+    return template.render(**content, **more, written=utc_now()[:10])
 
 
 @cache

@@ -192,10 +192,9 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     size = max(1, (width - 40) // COLUMN[whole.has_shots])  # tasks beside each other
     parts = np.array_split(list(whole.tasks), -(-len(whole.tasks) // size))
     notes = [f"paper: {whole.source}; {whole.about}", *whole.notes, *_group_notes(shown, with_missing=True)]
-    is_uncertain = any(number.uncertain for row in whole.rows for number in row.numbers.values())
-    notes += [UNCERTAIN] if is_uncertain and UNCERTAIN not in notes else []
-    rest = len(groups) - len(shown)
-    notes += [f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare"] * bool(rest)
+    notes += [UNCERTAIN] * any(number.uncertain for row in whole.rows for number in row.numbers.values())
+    if rest := len(groups) - len(shown):
+        notes.append(f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare")
     cells = [cell for row in whole.rows for cell in _paper_cells(whole, row, shown)]
     cells += [{"row": None, **_group_record(group)} for group in shown if group.paper_row is None]
     document = {"paper": whole.source, "unit": UNIT, "cells": cells}
@@ -231,14 +230,14 @@ def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Grou
 
 def _own_name(group: Group) -> str:
     """Return `  yours` and the settings that differ from the paper's row; in full where there is no such row."""
-    steps = [f"steps={group.steps}"] * bool(group.steps)
+    steps = f"steps={group.steps}" if group.steps else ""
     if group.paper_row is None:
         usual = {*group.paper.tasks.get(group.task, {}).get("objectives", ()), "cross_entropy"}
         objective = [text for text in (group.objective, group.loss) if text not in usual]
-        return f"yours: {', '.join([group.label, group.model, *objective, *steps])}"
+        return f"yours: {', '.join(filter(None, [group.label, group.model, *objective, steps]))}"
     if group.steps == group.paper.settings(group.method).get("steps"):
-        steps = []
-    variant = ", ".join(filter(None, [group.label.removeprefix(group.method).strip(" ()"), *steps]))
+        steps = ""
+    variant = ", ".join(filter(None, [group.label.removeprefix(group.method).strip(" ()"), steps]))
     return f"  yours: {variant}" if variant else "  yours"
 
 
