@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mezo_cli.commands.new_run import load_encoder
+from mezo_cli.commands.own_task import propose_command
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.console import TextTable, console_logging, make_console, make_error_console, make_table, print_line
-from mezo_cli.diagnosis.propose_task import propose_command
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
 

@@ -60,8 +60,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         return section
     eps, dtype = zeroth_order(config.optimizer).eps, config.model.computes_in
     whole = prepared.sampler.takes_all_rows
-    points = plan_points(eps, dtype, whole, worth_measuring(session.loaded.device, dtype))
-    losses = measure(prepared, points, deadline)
+    losses = measure(prepared, plan_points(eps, dtype, whole, worth_measuring(session.loaded.device, dtype)), deadline)
     rows = compare(losses, eps)
     if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
         advice = f"use a smaller optimizer.eps, or model.compute_dtype=float32{config.model.wider_range}"
