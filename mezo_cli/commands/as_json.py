@@ -35,10 +35,10 @@ def json_at_end(wanted: bool) -> Iterator[Tell]:
 def describe_run(path: Path) -> dict[str, Any]:
     """Return a run's directory, status, error and, once it is finished, summary. One that did not start is missing."""
     document: dict[str, Any] = {"run": str(path.absolute()), "status": "missing", "error": None, "summary": None}
-    if (path / "config.yaml").exists():
-        try:
-            found = read_contents(Run(path))
-        except UserError as error:
-            return {**document, "status": "damaged", "error": str(error)}
-        document.update(status=found.status, error=found.info.get("error"), summary=found.summary or None)
-    return document
+    if not (path / "config.yaml").exists():
+        return document
+    try:
+        found = read_contents(Run(path))
+    except UserError as error:
+        return {**document, "status": "damaged", "error": str(error)}
+    return {**document, "status": found.status, "error": found.info.get("error"), "summary": found.summary or None}

@@ -64,13 +64,11 @@ def _show_labels(encoder: "ClassificationEncoder", named: Mapping[str, Sequence[
         words.add_row(f"  {name}", *_lengths([sum(len(text.split()) for text in row.texts) for row in examples]))
     _print(by_label, words)
     print_line("prompts, as the model sees them:")
-    for index, label in enumerate(labels):
-        row = next((row for row in named["train"] if row.label == index), None)
-        if row is None:
-            continue
-        encoded = encoder.encode(row)
+    first = {row.label: row for row in reversed(named["train"])}  # of each label
+    for index in sorted(first):
+        encoded = encoder.encode(first[index])
         word = f" -> '{encoder.label_words[index]}'" if encoder.label_words else ""
-        print_line(f"  {encoder.decode(encoded)}   [{label}{word}; {len(encoded.input_ids)} tokens]")
+        print_line(f"  {encoder.decode(encoded)}   [{labels[index]}{word}; {len(encoded.input_ids)} tokens]")
 
 
 def _show_rows(encoder: "InputEncoder[Any]", named: Mapping[str, Sequence[Example]]) -> None:

@@ -46,8 +46,9 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
         prepared, loading = prepare_run(config)
         with prepared.session:
             sections = list(diagnose(prepared, loading, Deadline(seconds)))
+            found = Counter(finding.verdict for section in sections for finding in section.findings)
             if not as_json:
-                _show(prepared, loading, sections)
+                _show(prepared, loading, sections, found)
                 return
             document = {
                 "task": config.task.name,
@@ -56,16 +57,15 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
                 "model": config.model.path,
                 "device": device_name(prepared.session.loaded.device),
                 "loading_seconds": round(loading, 3),
-                **{f"{verdict}s": _count(sections)[verdict] for verdict in (DOUBT, UNKNOWN, NOTE)},
+                **{f"{verdict}s": found[verdict] for verdict in (DOUBT, UNKNOWN, NOTE)},
                 "checks": [section.record() for section in sections],
             }
             print_line(json.dumps(document, indent=2))
 
 
-def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None:
+def _show(prepared: "Prepared", loading: float, sections: list[Section], found: Counter[str]) -> None:
     """Print how many doubts there are, then the findings, those to look at first."""
     config = prepared.session.config
-    found = _count(sections)
     told = [f"{found[UNKNOWN]} unknown"] * bool(found[UNKNOWN]) + [count(found[NOTE], "note")] * bool(found[NOTE])
     summary = ", ".join([count(found[DOUBT], "doubt") if found[DOUBT] else "no doubts", *told])
     _wrap(
@@ -84,11 +84,6 @@ def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None
                 print_line(" " * INDENT + cells)
             if finding.advice:
                 _wrap(finding.advice, " " * INDENT + "-> ")
-
-
-def _count(sections: Sequence[Section]) -> Counter[str]:
-    """Return verdict -> how many findings have it."""
-    return Counter(finding.verdict for section in sections for finding in section.findings)
 
 
 def _wrap(text: str, start: str = "") -> None:

@@ -46,22 +46,15 @@ def _log_results(run: Run, summary: dict[str, Any], config: Config) -> None:
     entry = Entry(run, config, run.info(), "finished", summary["steps"], summary)
     for line in result_lines(results(entry)):
         log.info("%s", line)
-    log.info(
-        "%d steps, %d forwards in %s; peak memory %.2f GB",
-        summary["steps"],
-        summary["forwards"],
-        format_duration(summary["seconds"]),
-        summary["peak_memory_bytes"] / 1e9,
-    )
+    spent, memory = format_duration(summary["seconds"]), summary["peak_memory_bytes"] / 1e9
+    log.info("%d steps, %d forwards in %s; peak memory %.2f GB", summary["steps"], summary["forwards"], spent, memory)
     log.info("evaluate again: %s", run.command("eval"))
     if "reward" in summary:
         log.info("reward  %s", summary["reward"])
     for name in ("projected_grad", "coefficient"):
         if (summary.get(name) or {}).get("zero_fraction") == 1:
-            log.info(
-                "every %s was exactly 0: no step has changed a weight, because the losses of its members were equal",
-                name,
-            )
+            why = "no step has changed a weight, because the losses of its members were equal"
+            log.info("every %s was exactly 0: %s", name, why)
     if told := conclusion(summary, config):
         log.info("verdict  %s", told)
     if IN_SWEEP not in os.environ and (command := next_command(entry)):  # a sweep ends with its comparison

@@ -35,9 +35,8 @@ def export(
     if as_trajectory and as_adapter:
         raise UserError("--trajectory and --adapter: give one of them")
     if as_trajectory and checkpoint is not None:
-        raise UserError(
-            f"--checkpoint {checkpoint}: with --trajectory every step can be rebuilt: leave one of them out"
-        )
+        why = "with --trajectory every step can be rebuilt: leave one of them out"
+        raise UserError(f"--checkpoint {checkpoint}: {why}")
     token = ""
     if repo is not None:
         from mezo_cli.sharing import push
@@ -80,8 +79,7 @@ def _write_trajectory(opened: Opened, out: Path, repo: str | None) -> None:
 
     run, config = opened.run, opened.config
     trajectory_run.check_rebuildable(config, str(run.path))
-    status = run.status()
-    if status != "finished":
+    if (status := run.status()) != "finished":
         raise UserError(f"{run.path} is {status}: only the trajectory of a finished run is exported")
     with opened.load() if not config.optimizer.replayable else open_session(config, run) as session:
         weights = trajectory_run.rebuild_weights(run, session)

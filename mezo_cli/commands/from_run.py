@@ -19,6 +19,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.report.settings import flatten
 from mezo_cli.runs import Run, checkpoints
 
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # words that the override grammar reads as something else
 ANY_TASK = "own"  # the task that a run's own fills in, where no file has its name
 
 
@@ -43,10 +44,8 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
     kept = {key: value for key, value in stored.items() if key not in left_out and key.partition(".")[0] not in named}
     words = [f"{group}={name}" for group, name in chosen.items() if group not in named]
     if "task" not in named and "task" not in chosen:  # of somebody's config folder
-        words += [
-            f"task={ANY_TASK}",
-            *(f"{key}={_spelled(kept.pop(key))}" for key in [*kept] if key.startswith("task.")),
-        ]
+        words.append(f"task={ANY_TASK}")
+        words += [f"{key}={_spelled(kept.pop(key))}" for key in [*kept] if key.startswith("task.")]
     read = [override for override in parsed if override.name in choices or override.name.startswith("task.")]
     picked = [override.jobs[0] if override.sweeps else override.text for override in read]
     with compose.hydra_session():
@@ -58,7 +57,6 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
 
 
 def _read(source: Path, named: set[str]) -> Config:
-    """Return the config of a run, of the run of a checkpoint folder, or of a file."""
     if source.is_file():
         text, info = source.read_text(encoding="utf-8"), {}
     else:
@@ -87,11 +85,5 @@ def _spelled(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if not isinstance(value, str):
         return repr(value)
-    is_plain = re.fullmatch(r"[A-Za-z./][\w./-]*", value) and value.lower() not in (
-        "null",
-        "true",
-        "false",
-        "nan",
-        "inf",
-    )
+    is_plain = re.fullmatch(r"[A-Za-z./][\w./-]*", value) and value.lower() not in NO_TEXTS
     return value if is_plain else quote(value)

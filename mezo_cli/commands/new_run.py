@@ -25,8 +25,7 @@ def check_new_run(config: Config) -> None:
 
 def check_reward(config: Config) -> None:
     """Open the reward, which checks its file and its parameters; the data are read where these name columns."""
-    reward = reward_spec(config)
-    if reward is not None:
+    if (reward := reward_spec(config)) is not None:
         from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
 
         with Reward(reward) as opened:
@@ -56,7 +55,6 @@ def load_encoder(config: Config) -> Any:
 
     objective = OBJECTIVES.implementation(config.objective.name)
     encoder = objective.encoder_class(config.task, models.load_tokenizer(config.model, objective.model_kind))
-    room = config.objective.completion_tokens(config)
-    if room:
+    if room := config.objective.completion_tokens(config):
         encoder.leave_room(room)
     return encoder

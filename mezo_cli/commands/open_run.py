@@ -59,8 +59,7 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
     if base is not None:
         if not base.is_dir():
             raise UserError(f"--base {base}: no such folder")
-        model = config.model.replace(path=str(base.resolve()), revision=None)
-        config = config.replace(model=model)
+        config = config.replace(model=config.model.replace(path=str(base.resolve()), revision=None))
     elif config.model.path.startswith("./") and not Path(config.model.path).exists():  # of a run that was exported
         raise UserError(f"{folder}: its base model {config.model.path[2:]} is not here: give its folder as --base DIR")
     return Opened(run, config, wanted, base is not None)

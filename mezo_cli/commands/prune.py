@@ -40,12 +40,10 @@ def prune(folder: Path) -> None:
 
 def _prune(run: Run, config: Config) -> int:
     """Compare the checkpoints of a run with their replay and remove them; return the bytes freed."""
-    status = run.status()
     if not config.optimizer.replayable:
-        raise NothingToPruneError(
-            f"{run.path}: optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
-        )
-    if status != "finished":
+        what = f"optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
+        raise NothingToPruneError(f"{run.path}: {what}")
+    if (status := run.status()) != "finished":
         raise NothingToPruneError(f"{run.path} is {status}: only finished runs are pruned")
     steps = _stored_steps(run)
     if not steps and not run.pruned_checkpoints.exists():
@@ -68,10 +66,8 @@ def _prune(run: Run, config: Config) -> int:
                 replayed = models.fingerprint(session.loaded.model)
                 for name in steps:
                     if steps[name] == step and stored[name] != replayed:
-                        raise UserError(
-                            f"{run.path}: a replay to step {step} gives other weights than checkpoints/{name}; "
-                            "nothing was removed"
-                        )
+                        what = f"a replay to step {step} gives other weights than checkpoints/{name}"
+                        raise UserError(f"{run.path}: {what}; nothing was removed")
         return run.remove_checkpoints(steps)
 
 

@@ -20,8 +20,7 @@ def broadcast_run(ranks: Ranks, claimed: tuple[Run, Config] | None) -> tuple[Run
     if ranks.is_first:
         ranks.from_first("" if claimed is None else json.dumps([str(claimed[0].path), to_yaml(claimed[1])]))
         return claimed
-    received = ranks.from_first()
-    if not received:
+    if not (received := ranks.from_first()):
         return None
     path, text = json.loads(received)
     return ReadOnlyRun(Path(path)), from_yaml(text)
@@ -37,8 +36,7 @@ def check_shareable(config: Config, size: int) -> None:
         )
     if config.model.stream:
         raise UserError(f"model.stream=true: {size} ranks were started, and each would read the layers; use false")
-    split = config.distributed.split
-    directions = "1 direction" if chosen.points == 1 else f"{chosen.points} directions"
+    split, directions = config.distributed.split, f"{chosen.points} direction{'' if chosen.points == 1 else 's'}"
     if split == "directions" and chosen.points < size:
         raise UserError(
             f"distributed.split=directions: a step has {directions}, fewer than {size} ranks; "

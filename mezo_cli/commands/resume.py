@@ -73,8 +73,6 @@ def resume_run(
     was_finished = run.writes and run.status() == "finished"
 
     def prepare() -> None:
-        if not run.writes:
-            return
         config = read_config(run.path / "config.yaml")
         changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
         if changed or was_finished:  # the summary of a finished one is put aside
@@ -84,7 +82,7 @@ def resume_run(
     with training_output(quiet) as console:
         if quiet:
             announce(run.path.absolute(), quiet)
-        execute(run, new, console, prepare)
+        execute(run, new, console, prepare if run.writes else None)
 
 
 def _claim(
@@ -98,15 +96,17 @@ def _claim(
     if finished and config.optimizer.replayable:
         run.read_trajectory()
     run.completions()  # damage is told before anything is written
-    if finished and not goes_on(run, config, new, overrides):
-        stopped = info.get("stopped")
+    stopped = info.get("stopped") or {}
+    # One that `max_seconds` has ended continues where a limit is given, also the same again: each process has its own.
+    is_given = any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
+    again = new != config or (is_given and stopped.get("by") == "max_seconds")
+    if finished and not (again and stopped.get("step", config.steps) < new.steps):
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
     own_code.check_given_again(f"{path} was trained", info, new)
     own_code.check_server_given(new)
-    change = describe_change(new, info)
-    if change and not new_reward:
+    if (change := describe_change(new, info)) and not new_reward:
         raise UserError(f"{change}; --new-reward goes on with it")
     check_reward(new)
     run.claim(finished)
@@ -119,10 +119,8 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or key not in KEYS:
-            raise UserError(
-                f"'{text}': a resumed run keeps its settings, except when it ends: {join(f'{k}=...' for k in KEYS)}"
-                f"{did_you_mean(key, KEYS)}"
-            )
+            allowed = f"{join(f'{one}=...' for one in KEYS)}{did_you_mean(key, KEYS)}"
+            raise UserError(f"'{text}': a resumed run keeps its settings, except when it ends: {allowed}")
         changes[key] = WORDS.get(value, value)
     if config.forwards is not None and "steps" in changes:
         raise UserError(f"steps={changes['steps']}: {run.path} has forwards={config.forwards}, which sets its steps")
@@ -134,23 +132,11 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
     shapes = {name: getattr(config.optimizer, name, "constant") for name in ("sample_schedule", "schedule")}
     tied = [f"optimizer.{name}={value}" for name, value in shapes.items() if value != "constant"]
     if new.steps > config.steps and tied:
-        raise UserError(
-            f"steps={new.steps}: with {tied[0]} every step depends on steps={config.steps}; start a new run"
-        )
+        why = f"with {tied[0]} every step depends on steps={config.steps}"
+        raise UserError(f"steps={new.steps}: {why}; start a new run")
     stopped, patience = run.info().get("stopped") or {}, config.patience
     if new != config and stopped.get("by") == "patience" and patience and new.patience and new.patience <= patience:
         raise UserError(f"{run.path} was stopped by patience={patience}: give patience=null, or a higher one")
     if new != config and stopped.get("by") == "divergence" and new.stop_on_divergence is not False:
         raise UserError(f"{run.path} was stopped because it diverged: give stop_on_divergence=false to continue it")
     return new
-
-
-def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> bool:
-    """Return whether a finished run has steps left that its new end lets it take.
-
-    One that `max_seconds` has ended continues where a limit is given, also the same again: each process has its own.
-    """
-    stopped = run.info().get("stopped") or {}
-    is_given = any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
-    again = is_given and stopped.get("by") == "max_seconds"
-    return stopped.get("step", config.steps) < new.steps and (new != config or again)
