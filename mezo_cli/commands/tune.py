@@ -128,9 +128,8 @@ class _Search:
         self._study = open_study(self.folder, self._order)
         stored = self._study.user_attrs.get(NAME)
         if stored is not None and any(stored[name] != self.asked[name] for name in SAME):
-            raise UserError(
-                f"{self.folder} contains a search with other settings or ranges; name another hydra.sweep.dir"
-            )
+            what = "contains a search with other settings or ranges; name another hydra.sweep.dir"
+            raise UserError(f"{self.folder} {what}")
         if stored != self.asked:
             self._study.set_user_attr(NAME, self.asked)
         self._workers = jobs.Workers(1, os.getcwd(), not self.quiet, PRELOADED)
@@ -174,8 +173,7 @@ class _Search:
                 return optuna.Trial(self._study, begun._trial_id)
         if len(trials) >= self.asked["trials"]:
             return None
-        number = len(self._study.get_trials(deepcopy=False))
-        seed = hashlib.sha256(f"{self.base.seed} {number}".encode()).digest()
+        seed = hashlib.sha256(f"{self.base.seed} {len(self._study.get_trials(deepcopy=False))}".encode()).digest()
         self._study.sampler = optuna.samplers.TPESampler(seed=int.from_bytes(seed[:4], "little"))
         return self._study.ask({item.key: item.distribution() for item in self.ranges})
 
@@ -198,8 +196,8 @@ class _Search:
                 jobs.stop([process])  # by SIGTERM, if the pruner says so
             self._is_pruned(trial, job)
         if jobs.job_status(path) == "interrupted" and self._is_pruned(trial, job):
-            step = self._study.trials[number].last_step
-            Run(path).update(status="pruned", stopped={"by": "pruned", "step": step})
+            stopped = {"by": "pruned", "step": self._study.trials[number].last_step}
+            Run(path).update(status="pruned", stopped=stopped)
         try:
             state, value, text = self._result(job)
         except UserError as error:
@@ -239,7 +237,7 @@ class _Search:
         """Show the comparison of the runs and the best trial; return the exit status: 1 when a trial failed."""
         ends = {trial.number: jobs.job_status(self.folder / str(trial.number)) for trial in self._trials()}
         failed = [number for number, end in ends.items() if end not in ("finished", "pruned")]
-        pruned = list(ends.values()).count("pruned")
+        pruned = [*ends.values()].count("pruned")
         of_them = f", {pruned} of them pruned" if pruned else ""
         log.info("%d of %d trials finished%s", len(ends) - len(failed), len(ends), of_them)
         if "finished" in ends.values() and not self.quiet:
