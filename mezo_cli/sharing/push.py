@@ -16,8 +16,7 @@ def check_push(repo: str) -> str:
         raise UserError(f"--push {repo}: give USER/NAME, the name of a model repository at {hub_url()}")
     if is_offline():
         raise UserError(f"--push {repo}: HF_HUB_OFFLINE is set")
-    token = huggingface_hub.get_token()
-    if token is None:
+    if (token := huggingface_hub.get_token()) is None:
         raise UserError(f"--push {repo}: no token for {hub_url()}: log in by `hf auth login`, or set HF_TOKEN")
     if not is_reachable():
         raise UserError(f"--push {repo}: {hub_url()} does not answer")
@@ -38,7 +37,6 @@ def push(folder: Path, repo: str, token: str, private: bool) -> str:
     except Exception as error:  # huggingface_hub's, its HTTP library's, hf_xet's
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         reason = "the token may not write there" if status in (401, 403) else first_line(error)
-        raise UserError(
-            f"--push {repo}: {hub_url()}: {reason}; {folder} is complete, only the upload failed"
-        ) from error
+        what = f"{reason}; {folder} is complete, only the upload failed"
+        raise UserError(f"--push {repo}: {hub_url()}: {what}") from error
     return without_credentials(f"{hub_url()}/{repo}")

@@ -107,9 +107,8 @@ class Workers:
         try:
             while left or running:
                 while left and self.shares:
-                    number, words = left.popleft()
+                    (number, words), share = left.popleft(), self.shares.pop()
                     began(number)
-                    share = self.shares.pop()
                     process = self.start(words, share)
                     running[process.sentinel] = process, number, share
                 for sentinel in wait(list(running)):
@@ -118,7 +117,7 @@ class Workers:
                     self.shares.append(share)
                     ended(number)
         except BaseException:
-            stop([process for process, _, _ in running.values()])
+            stop([process for process, *_ in running.values()])
             raise
 
 
@@ -195,11 +194,13 @@ def launch(plan: SweepPlan, commands: Mapping[int, list[str]], cwd: str) -> None
     Raises:
         KeyboardInterrupt: after Ctrl-C; jobs may go on.
     """
-    numbers = ",".join(map(str, commands))
-    fixed = [f"hydra.sweep.dir={quote(plan.directory)}", "hydra.sweep.subdir=.", f"+{LAUNCHED}={numbers}"]
-    fixed += ["hydra.sweeper.params=null"]  # an experiment's grid is among the commands
-    chosen = [*plan.common, *plan.jobs[0].overrides]
-    overrides = [*compose.words_for_hydra(chosen, plan.config_dir), *fixed]
+    overrides = [
+        *compose.words_for_hydra([*plan.common, *plan.jobs[0].overrides], plan.config_dir),
+        f"hydra.sweep.dir={quote(plan.directory)}",
+        "hydra.sweep.subdir=.",
+        f"+{LAUNCHED}={','.join(map(str, commands))}",
+        "hydra.sweeper.params=null",  # an experiment's grid is among the commands
+    ]
     before = [job_status(job.directory) for job in plan.jobs]
     try:
         with compose.hydra_session() as hydra:
