@@ -279,7 +279,6 @@ class _TerminalHandler(RichHandler):
     """Log lines above the bar, broken between words; one that ends in a command is left whole, to be copied."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record; see logging."""
         if COMMAND.search(record.getMessage()):
             self.console.print(plain_text(self.format(record)), soft_wrap=True)
         else:

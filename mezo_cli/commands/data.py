@@ -55,7 +55,6 @@ def data(overrides: Sequence[str], export: Path | None, words: bool, config_dir:
 
 
 def _show_labels(encoder: "ClassificationEncoder", named: Mapping[str, Sequence[Example]]) -> None:
-    """Print the rows per label, the words per row, and one prompt per label, decoded from its tokens."""
     labels = encoder.task.labels
     by_label, words = make_table("rows per label", *labels), make_table("words per row", *LENGTHS)
     for name, examples in named.items():
@@ -72,7 +71,6 @@ def _show_labels(encoder: "ClassificationEncoder", named: Mapping[str, Sequence[
 
 
 def _show_rows(encoder: "InputEncoder[Any]", named: Mapping[str, Sequence[Example]]) -> None:
-    """Print the sizes of rows that have no labels to count, and the first rows of train, decoded from their tokens."""
     rows = {name: encoder.encode_all(examples) for name, examples in named.items()}
     tables = [make_table(title, *LENGTHS) for title in encoder.sizes(rows["train"][0])]
     for title in ("rows", "cut"):
@@ -91,7 +89,6 @@ def _show_rows(encoder: "InputEncoder[Any]", named: Mapping[str, Sequence[Exampl
 
 
 def _lengths(lengths: Sequence[int]) -> list[str]:
-    """Return the minimum, median, 95th percentile and maximum of one or more lengths."""
     return [f"{n:g}" for n in (min(lengths), np.median(lengths), np.percentile(lengths, 95), max(lengths))]
 
 

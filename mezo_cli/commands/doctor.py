@@ -1,7 +1,6 @@
 """`mezo doctor`: check a setup before it is trained, in plain lines or as JSON."""
 
 import json
-import logging
 import sys
 import textwrap
 from collections import Counter
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
-from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.console import console_logging, log, make_console, print_line
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
@@ -22,8 +21,6 @@ from mezo_cli.runs import Run
 
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
     from mezo_cli.session.prepare import Prepared
-
-log = logging.getLogger("mezo")
 
 WIDTH = 80
 INDENT = 10  # of the text behind the verdict
@@ -64,7 +61,6 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
 
 
 def _show(prepared: "Prepared", loading: float, sections: list[Section], found: Counter[str]) -> None:
-    """Print how many doubts there are, then the findings, those to look at first."""
     config = prepared.session.config
     told = [f"{found[UNKNOWN]} unknown"] * bool(found[UNKNOWN]) + [count(found[NOTE], "note")] * bool(found[NOTE])
     summary = ", ".join([count(found[DOUBT], "doubt") if found[DOUBT] else "no doubts", *told])
@@ -87,11 +83,9 @@ def _show(prepared: "Prepared", loading: float, sections: list[Section], found: 
 
 
 def _wrap(text: str, start: str = "") -> None:
-    """Print a text in lines of at most 80 characters, indented below its beginning."""
     for line in textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start)):
         print_line(line)
 
 
 def _short(config: Config) -> str:
-    """Return the model's path as it is written, or the name of its folder."""
     return Path(config.model.path).name if Path(config.model.path).is_absolute() else config.model.path

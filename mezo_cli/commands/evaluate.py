@@ -1,7 +1,6 @@
 """`mezo eval`: evaluate a run's checkpoint, or any Hugging Face folder, on a split."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from mezo_cli.config.schema import Config, Splits, data_dir
 from mezo_cli.console import (
     TextTable,
     console_logging,
+    log,
     make_console,
     make_error_console,
     make_table,
@@ -30,8 +30,6 @@ from mezo_cli.runs.run import is_sweep
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.objectives.scoring import Evaluation
-
-log = logging.getLogger("mezo")
 
 SPLITS = ("test", "dev", "train")
 DATA = "data.dir="

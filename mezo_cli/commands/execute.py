@@ -1,6 +1,5 @@
 """Train in a run directory and log the results: what `train`, `resume` and the API share."""
 
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +8,13 @@ from rich.console import Console
 
 from mezo_cli.config.own_code import own_code_used
 from mezo_cli.config.schema import Config
-from mezo_cli.console import format_duration
+from mezo_cli.console import format_duration, log
 from mezo_cli.process.environment import IN_SWEEP
 from mezo_cli.process.signals import import_torch
 from mezo_cli.report.document import conclusion, next_command, results
 from mezo_cli.report.entries import Entry
 from mezo_cli.report.terminal import result_lines
 from mezo_cli.runs import Run
-
-log = logging.getLogger("mezo")
 
 
 def execute(run: Run, config: Config, console: Console, prepare: Callable[[], None] | None = None) -> dict[str, Any]:

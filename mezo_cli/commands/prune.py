@@ -39,7 +39,6 @@ def prune(folder: Path) -> None:
 
 
 def _prune(run: Run, config: Config) -> int:
-    """Compare the checkpoints of a run with their replay and remove them; return the bytes freed."""
     if not config.optimizer.replayable:
         what = f"optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
         raise NothingToPruneError(f"{run.path}: {what}")

@@ -1,6 +1,5 @@
 """`mezo resume`: continue an interrupted run, or a sweep. Of a run nothing can be changed but its end."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import Run
 from mezo_cli.runs.recovery import change_end
 from mezo_cli.runs.run import ENDS, SWEEP, is_sweep
-
-log = logging.getLogger("mezo")
 
 KEYS = ("steps", "patience", "max_seconds", "at_limit", "stop_on_divergence")
 WORDS = {"null": None, "true": True, "false": False}

@@ -120,7 +120,6 @@ def _read(run: Run, folder: Path) -> Listed:
 
 
 def _show(listed: Sequence[Listed]) -> None:
-    """Print the table and the problems. What does not fit the terminal is said above the table, or left out."""
     console = make_console()
     sound = {one.name: one.run for one in listed if one.run is not None}
     cells = {name: {**row, "run": name} for name, row in zip(sound, run_rows(list(sound.values())), strict=True)}

@@ -1,7 +1,6 @@
 """`mezo train -m`: run the jobs of a sweep, each in its own directory, and continue a sweep that was interrupted."""
 
 import contextlib
-import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from mezo_cli.commands.as_json import describe_run, json_at_end
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.config.own_code import OwnCode, check_stored, for_workers, own_keys, split_own_code
 from mezo_cli.config.stored import is_same_run
-from mezo_cli.console import announce, print_line, relative_path, training_output
+from mezo_cli.console import announce, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from mezo_cli.runs.contents import read_contents
@@ -21,8 +20,6 @@ from mezo_cli.sweep import jobs
 from mezo_cli.sweep import record as records
 from mezo_cli.sweep.jobs import job_status
 from mezo_cli.sweep.plan import CONFIG_DIR, SweepPlan, describe_job, plan_again, plan_sweep
-
-log = logging.getLogger("mezo")
 
 PRELOADED = "mezo_cli.commands.preload"  # by the process that jobs are forked from
 
@@ -118,7 +115,6 @@ def check_given_again(folder: Path, needed: Sequence[str], user_code: OwnCode, c
 
 
 def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: bool, quiet: bool) -> int:
-    """Check, write the record, and run what is left of a sweep or print it; return the exit status."""
     here = not prints and plan.launcher == "basic"
     if at_once > 1 and not here:
         how = "--print runs nothing" if prints else f"hydra/launcher={plan.launcher} has a setting of its own"
@@ -154,7 +150,6 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
 
 
 def _run_here(plan: SweepPlan, workers: jobs.Workers, words: Mapping[int, list[str]], at_once: int) -> None:
-    """Run jobs on this machine; log when each begins, and what it came to unless it has said so itself."""
     labels = [job.overrides for job in plan.jobs]
 
     def say(number: int, what: str) -> None:
@@ -172,7 +167,6 @@ def _run_here(plan: SweepPlan, workers: jobs.Workers, words: Mapping[int, list[s
 
 
 def _conclude(plan: SweepPlan, quiet: bool) -> int:
-    """Show the comparison of the finished jobs, then the failed ones; return the exit status."""
     statuses, labels = [job_status(job.directory) for job in plan.jobs], [job.overrides for job in plan.jobs]
     log.info("%d of %d jobs finished", statuses.count("finished"), len(statuses))
     if {"interrupted", "missing"} & set(statuses):

@@ -6,7 +6,6 @@ directory, so a search that was interrupted continues as if it had not been.
 """
 
 import hashlib
-import logging
 import math
 import os
 import shlex
@@ -24,7 +23,7 @@ from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import check_stored, for_workers, split_own_code
 from mezo_cli.config.schema import Config
-from mezo_cli.console import announce, print_line, relative_path, training_output
+from mezo_cli.console import announce, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from mezo_cli.runs.run import STUDY, SWEEP
@@ -37,8 +36,6 @@ from mezo_cli.training.verdict import DIVERGED
 
 if TYPE_CHECKING:
     import optuna
-
-log = logging.getLogger("mezo")
 
 SAME = ("overrides", "ranges")  # of that attribute: what a search keeps
 POLL_SECONDS = 0.5  # between two looks at the evaluations of a trial
@@ -94,7 +91,6 @@ def resume(folder: Path, words: Sequence[str] = (), config_dir: str | None = Non
 
 
 def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, SweepPlan]:
-    """Return the config that all trials share, and the plan of a sweep with that one job."""
     for text in overrides:
         if text.lstrip("+").startswith(("hydra/", "hydra.launcher", "hydra.run", "hydra.sweep.subdir")):
             raise UserError(f"'{text}': mezo tune runs one trial after the other, each in hydra.sweep.dir")
@@ -111,8 +107,6 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
 
 @dataclass
 class _Search:
-    """The trials of a search, one after the other."""
-
     folder: Path
     # what the journal keeps of the command: overrides, ranges, number of trials, working directory, user code
     asked: Mapping[str, Any]
@@ -234,7 +228,6 @@ class _Search:
         return "COMPLETE", results.value_of(best, config), f"score {best[config.chosen_metric]:.4f}{mark}"
 
     def _conclude(self) -> int:
-        """Show the comparison of the runs and the best trial; return the exit status: 1 when a trial failed."""
         ends = {trial.number: jobs.job_status(self.folder / str(trial.number)) for trial in self._trials()}
         failed = [number for number, end in ends.items() if end not in ("finished", "pruned")]
         pruned = [*ends.values()].count("pruned")

@@ -105,7 +105,6 @@ def _compare_weights(what: str, step: int, found: str, recorded: Mapping[str, An
 def _compare(
     evaluation: "Evaluation", recorded: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], is_exact: bool
 ) -> tuple[bool, str]:
-    """Return whether scores and predictions are those of the run, and their figures."""
     scores, count = evaluation.scores(), len(evaluation.values)
     off = {name: abs(value - recorded[name]) for name, value in scores.items()}
     changed = sum(

@@ -74,7 +74,6 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
 
 
 def _report_words(section: Section, session: Session, seen: Scores) -> None:
-    """Report the label words' tokens, what the model itself writes at their place, and how probable they are there."""
     names, ids = session.config.task.labels, session.encoder.label_ids
     tokens = [list(word) if isinstance(word, (list, tuple)) else [int(word)] for word in ids]
     if not tokens:

@@ -76,7 +76,6 @@ def _too_large(config: Config, session: Session) -> str:
 
 
 def _measured(config: Config, deadline: Deadline) -> Measured | str:
-    """Return what a child process measures of a run's steps, or why it has not."""
     command, left = [sys.executable, "-m", "mezo_cli.diagnosis.rival"], max(deadline.left, 0.01)
     try:
         check_rules(config)

@@ -232,7 +232,6 @@ def _completions(run: Entry) -> dict[str, Any]:
 
 
 def _commands(run: Entry) -> dict[str, str]:
-    """Return what can be done with the run -> the command for it; `Run again` may be the call from Python."""
     info, commands, words = run.info, {}, _words(run.info)
     if words[:1] == ["finetune"]:
         commands["Run again"] = f"finetune({', '.join(words[1:])})"

@@ -119,7 +119,6 @@ class Group:
         return list(dict.fromkeys(texts))
 
     def _unfinished(self) -> list[str]:
-        """Return which runs have no result, and which seeds were run at other points of the grid than the rest."""
         runs = sorted(self.runs, key=lambda run: (run.point, run.data_seed, run.config.seed))
         starts = {point: f"{name}: " if len(self.points) > 1 else "" for point, name in self.points.items()}
         texts = [f"{starts[run.point]}seed {run.seeds} {run.trouble()}" for run in runs if not run.finished]

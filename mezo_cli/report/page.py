@@ -108,7 +108,6 @@ def render(report: Report, progress: Progress) -> str:
 
 @cache
 def _environment() -> "Environment":
-    """Return what renders a template; `style` is the style sheet, with the colours of both schemes."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -150,7 +149,6 @@ def _section(run: Entry, told: Mapping[str, Any], number: int) -> dict[str, Any]
 
 
 def _key_numbers(run: Entry, told: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the numbers that a reader looks for first, the result before all others: name, value, note."""
     numbers = []
     for result in sorted(told["results"], key=lambda one: not one["name"].startswith("test at best")):
         metric = run.metric if run.metric in result else run.config.shown_metric  # a removed bias has no loss

@@ -109,7 +109,6 @@ def _group_row(group: Group) -> dict[str, str | None]:
 
 
 def _costs(group: Group) -> dict[str, float | None]:
-    """Return the medians of the peak memory and of the seconds per step of the runs that count."""
     peaks = [run.summary["peak_memory_bytes"] / 1e9 for run in group.results if run.summary.get("peak_memory_bytes")]
     steps = [run.summary["seconds"] / run.summary["steps"] for run in group.results if run.summary.get("steps")]
     figures = {"peak GB": peaks, "s/step": steps}
@@ -117,7 +116,6 @@ def _costs(group: Group) -> dict[str, float | None]:
 
 
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
-    """Return notes on runs without a result, grids, what differs from the paper, and what the marks mean."""
     notes = [f"{group.title}: {text}" for group in groups for text in (*group.troubles, *group.edges())]
     for group in groups if with_missing else ():
         if absent := sorted(group.expected - {run.data_seed for run in group.runs}):

@@ -78,7 +78,6 @@ def result_table(results: Sequence[Mapping[str, Any]]) -> TextTable:
 
 
 def _rows(run: Mapping[str, Any], width: int) -> Iterable[tuple[str, str]]:
-    """Yield lines about test rows, and about what was said of dev rows, each with its indent."""
     if run["no_test_rows"]:
         yield run["no_test_rows"], ""
     for name, rows in (("correct", run["right"]), ("wrong", run["wrong"])):

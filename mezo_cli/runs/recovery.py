@@ -6,17 +6,15 @@ lines, checkpoints, the evaluation's line. So a power cut can lose only what fol
 """
 
 import hashlib
-import logging
 import os
 from typing import Any
 
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.run import Run, utc_now
-
-log = logging.getLogger("mezo")
 
 
 def find_resume_step(config: Config, run: Run) -> int | None:

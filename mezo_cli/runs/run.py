@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock
 
-from mezo_cli.console import LogFormatter, relative_path
+from mezo_cli.console import LogFormatter, log, relative_path
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.process import versions
 from mezo_cli.process.environment import IN_SWEEP
@@ -26,8 +26,6 @@ from mezo_cli.runs import atomic, checkpoints, trajectory
 from mezo_cli.runs.atomic import no_link, remove, sync, write_atomically, write_error
 from mezo_cli.runs.contents import RunInfo, Summary, check_types
 from mezo_cli.runs.jsonl import METRICS, NO_CRC, JsonLines, add_checksum, check_object, read_object, write_object
-
-log = logging.getLogger("mezo")
 
 SWEEP, STUDY = "sweep.json", "study.journal"  # in the folder of a sweep's runs, of a search's trials
 FORMAT = 1  # of the run directory; begins with version 1.0.0 of the package

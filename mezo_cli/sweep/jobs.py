@@ -3,7 +3,6 @@
 Jobs on this machine are forked from a process that has imported what they need. Hydra's launchers start a command each.
 """
 
-import logging
 import multiprocessing
 import os
 import runpy
@@ -24,14 +23,13 @@ from mezo_cli.config import compose
 from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import OwnCode
+from mezo_cli.console import log
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.process.environment import IN_SWEEP, environment, visible_gpus
 from mezo_cli.process.streams import discard_output
 from mezo_cli.runs import Run
 from mezo_cli.runs.contents import read_contents
 from mezo_cli.sweep.plan import SweepPlan
-
-log = logging.getLogger("mezo")
 
 THREADS, GPUS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
 LAUNCHED = "mezo_job"  # the key whose values are the numbers of the jobs that a launcher starts
@@ -214,6 +212,5 @@ def launch(plan: SweepPlan, commands: Mapping[int, list[str]], cwd: str) -> None
 
 
 def _launched(commands: Mapping[int, list[str]], cwd: str, node: Any) -> int:
-    """Run the command of the job that a launcher has started here; return its exit status."""
     words = [sys.executable, "-m", "mezo_cli", *commands[int(node[LAUNCHED])], "-q"]
     return subprocess.run(words, cwd=cwd, env={**os.environ, IN_SWEEP: "1"}, check=False).returncode
