@@ -4,6 +4,7 @@ Text from data, file names, labels and errors is not trusted: a terminal never g
 never reads it as markup. Everything is printed by `print_line`, a `TextTable` or the log, which see to that.
 """
 
+import json
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,6 +30,7 @@ from mezo_cli.process.streams import discard_output
 
 log = logging.getLogger("mezo")
 
+Describe = Callable[[], Mapping[str, Any]]  # returns a document
 PROMPT_END = 60  # characters of a prompt that a line shows
 STEP_LINE = "step %*d/%d  %s"
 COMMAND = re.compile(r"(^next|:) +mezo \w")  # in a line that ends in a command
@@ -342,3 +344,21 @@ def announce(path: Path, quiet: bool) -> None:
         sys.stdout.flush()
     else:
         log.info("run    %s", relative_path(path))
+
+
+@contextmanager
+def json_at_end(wanted: bool) -> Iterator[Callable[[Path, Describe], None]]:
+    """Yield a function that takes a directory and what returns its document, which is printed when the block ends.
+
+    It is printed also where the block ends with an error, but not where that came before there was a directory.
+    Everything else goes to standard error.
+    """
+    told: list[tuple[Path, Describe]] = []
+    output = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr if wanted else output):
+            yield lambda path, describe: told.append((path, describe))
+    finally:
+        for path, describe in told if wanted else ():
+            if path.is_dir():
+                print_line(json.dumps(describe(), indent=2), output)

@@ -9,7 +9,6 @@ from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
 from mezo_cli.runs import Run, checkpoints
-from mezo_cli.runs.contents import read_contents
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.session.session import Session
@@ -68,7 +67,7 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
 def open_stored(path: Path) -> tuple[Run, Config]:
     """Open a run directory; return the run and its config."""
     run = Run.open(path)
-    return run, read_contents(run).config
+    return run, run.contents().config
 
 
 def folders_or_outputs(folders: Sequence[Path]) -> list[Path]:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.execute import execute
+from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_reward
 from mezo_cli.commands.open_run import open_stored
-from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import own_code
 from mezo_cli.config.own_code import split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
@@ -18,9 +17,8 @@ from mezo_cli.console import announce, print_line, relative_path, training_outpu
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.runs import Run
 from mezo_cli.runs.recovery import change_end
-from mezo_cli.runs.run import ENDS, SWEEP, is_sweep
+from mezo_cli.runs.run import ENDS, SWEEP, Run, is_sweep
 
 KEYS = ("steps", "patience", "max_seconds", "at_limit", "stop_on_divergence")
 WORDS = {"null": None, "true": True, "false": False}

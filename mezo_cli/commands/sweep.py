@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.as_json import describe_run, json_at_end
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.config.own_code import OwnCode, check_stored, for_workers, own_keys, split_own_code
 from mezo_cli.config.stored import is_same_run
-from mezo_cli.console import announce, log, print_line, relative_path, training_output
+from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run
-from mezo_cli.runs.contents import read_contents
-from mezo_cli.runs.run import STUDY, SWEEP
+from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep import record as records
 from mezo_cli.sweep.jobs import job_status
@@ -96,7 +93,7 @@ def _check_same_runs(plan: SweepPlan) -> None:
     for job in plan.jobs:
         if not jobs.is_begun(job.directory) or job_status(job.directory) == "damaged":  # the end names what is damaged
             continue
-        if not is_same_run(read_contents(Run.open(job.directory)).config, job.config):
+        if not is_same_run(Run.open(job.directory).contents().config, job.config):
             what = "contains a run with other settings than this job's; name another hydra.sweep.dir"
             raise UserError(f"{job.directory} {what}")
 

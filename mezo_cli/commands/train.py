@@ -3,16 +3,14 @@
 import sys
 from collections.abc import Sequence
 
-from mezo_cli.commands.as_json import describe_run, json_at_end
-from mezo_cli.commands.execute import execute
+from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_new_run
-from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import compose
 from mezo_cli.config.stored import to_yaml
-from mezo_cli.console import announce, training_output
+from mezo_cli.console import announce, json_at_end, training_output
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import joined
-from mezo_cli.runs import Run
+from mezo_cli.runs.run import Run, describe_run
 
 
 def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False, as_json: bool = False) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli.commands.as_json import describe_run, json_at_end
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.commands.sweep import PRELOADED, check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
@@ -23,10 +22,9 @@ from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import check_stored, for_workers, split_own_code
 from mezo_cli.config.schema import Config
-from mezo_cli.console import announce, log, print_line, relative_path, training_output
+from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run
-from mezo_cli.runs.run import STUDY, SWEEP
+from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run
 from mezo_cli.runs.scores import MARK, picked_start
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep.plan import SweepPlan, plan_sweep

@@ -16,7 +16,6 @@ from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
 from mezo_cli.report.settings import flatten, is_zero_shot, parts
 from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs, trajectory
-from mezo_cli.runs.contents import read_contents
 from mezo_cli.runs.scores import metrics_of, picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
@@ -164,7 +163,7 @@ def no_runs(folders: Iterable[Path], warnings: list[str]) -> UserError:
 
 def read_entry(run: Run) -> Entry:
     """Return a run as its files are now; nothing is repaired."""
-    info, config, status, summary = read_contents(run)
+    info, config, status, summary = run.contents()
     done = summary["steps"] if summary else trajectory.length(run.trajectory)[0]
     entry = Entry(run, config, info, status, done, summary)
     for split in ["dev"] * bool(summary) + list(entry.scores):

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock
 
+from mezo_cli.config.stored import read_config
 from mezo_cli.console import LogFormatter, log, relative_path
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.process import versions
@@ -24,7 +25,7 @@ from mezo_cli.process.environment import IN_SWEEP
 from mezo_cli.process.signals import termination_as_keyboard_interrupt
 from mezo_cli.runs import atomic, checkpoints, trajectory
 from mezo_cli.runs.atomic import no_link, remove, sync, write_atomically, write_error
-from mezo_cli.runs.contents import RunInfo, Summary, check_types
+from mezo_cli.runs.contents import Contents, RunInfo, Summary, check_types
 from mezo_cli.runs.jsonl import METRICS, NO_CRC, JsonLines, add_checksum, check_object, read_object, write_object
 
 SWEEP, STUDY = "sweep.json", "study.journal"  # in the folder of a sweep's runs, of a search's trials
@@ -151,6 +152,23 @@ class Run:
         if hashlib.sha256(content).hexdigest() not in stored:
             raise UserError(f"{path} is damaged or was edited: it does not match run.json")
         return info, content.decode(errors="replace")
+
+    def contents(self) -> Contents:
+        """Read what the run says, each file once. A finished run lacks none of its files, and they are no other run's.
+
+        They are its own: run.json, written last, has a checksum of the size and the end of each (`ends`).
+        """
+        info, text = self.read()
+        config, status = read_config(self.path / "config.yaml", text), self.status(info)
+        if status != "finished":
+            return Contents(info, config, status, {})
+        summary, (recorded, rest) = self.read_summary(), trajectory.length(self.trajectory)
+        if config.optimizer.replayable and (recorded, rest) != (summary["steps"], 0):
+            more = f" and {rest} bytes more" if rest else ""
+            held = f"it holds {recorded} of the run's {summary['steps']} steps{more}"
+            raise UserError(f"{self.trajectory} is damaged: {held}")
+        self.check_ends(info)
+        return Contents(info, config, status, summary)
 
     def claim(self, finished: bool = False) -> None:
         """Lock an interrupted run for this process, to resume it; its status stays until `tracked` changes it.
@@ -510,6 +528,18 @@ def find_runs(root: Path) -> list[Run]:
                 start = str(run.info().get("start") or "")
             found.append((start, folder, run))
     return [run for *_, run in sorted(found, key=lambda one: one[:2])]
+
+
+def describe_run(path: Path) -> dict[str, Any]:
+    """Return a run's directory, status, error and, once it is finished, summary. One that did not start is missing."""
+    document: dict[str, Any] = {"run": str(path.absolute()), "status": "missing", "error": None, "summary": None}
+    if not (path / "config.yaml").exists():
+        return document
+    try:
+        found = Run(path).contents()
+    except UserError as error:
+        return {**document, "status": "damaged", "error": str(error)}
+    return {**document, "status": found.status, "error": found.info.get("error"), "summary": found.summary or None}
 
 
 def is_sweep(path: Path) -> bool:

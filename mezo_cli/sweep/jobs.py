@@ -27,8 +27,7 @@ from mezo_cli.console import log
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.process.environment import IN_SWEEP, environment, visible_gpus
 from mezo_cli.process.streams import discard_output
-from mezo_cli.runs import Run
-from mezo_cli.runs.contents import read_contents
+from mezo_cli.runs.run import Run, describe_run
 from mezo_cli.sweep.plan import SweepPlan
 
 THREADS, GPUS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
@@ -37,12 +36,7 @@ LAUNCHED = "mezo_job"  # the key whose values are the numbers of the jobs that a
 
 def job_status(path: Path) -> str:
     """Return the status of a job's run, `missing` when its directory is free, `damaged` when it cannot be read."""
-    if not (path / "config.yaml").exists():
-        return "missing"
-    try:
-        return read_contents(Run(path)).status
-    except UserError:
-        return "damaged"
+    return str(describe_run(path)["status"])
 
 
 def words_of(job: Job, config_dir: str | None, code: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
