@@ -256,10 +256,8 @@ def make_console() -> Console:
 
     rich itself heeds NO_COLOR.
     """
-    if not sys.stdout.isatty():
-        return Console(width=1000, force_terminal=False)
-    terminal: Any = _Terminal(sys.stdout)
-    return Console(file=terminal) if is_live(sys.stdout) else Console(file=terminal, width=1000, force_terminal=False)
+    file: Any = _Terminal(sys.stdout) if sys.stdout.isatty() else None
+    return Console(file=file) if is_live(sys.stdout) else Console(file=file, width=1000, force_terminal=False)
 
 
 def make_error_console() -> Console:

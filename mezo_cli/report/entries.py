@@ -120,8 +120,7 @@ class Entry:
 def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
     """Return label -> the fraction of the rows predicted as it, of an evaluation; empty where it counts no labels."""
     predicted = line.get("predicted") or {}
-    total = sum(predicted.values()) or 1
-    return {label: count / total for label, count in predicted.items()}
+    return {label: count / (sum(predicted.values()) or 1) for label, count in predicted.items()}
 
 
 def result_split(summary: Mapping[str, Any]) -> str:
@@ -140,9 +139,8 @@ def baselines(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     """Return the runs under `folders`, each once, and one warning per directory that cannot be read as a run."""
-    runs = {run.path.resolve(): run for folder in folders for run in find_runs(folder)}
     entries, warnings = [], []
-    for run in runs.values():
+    for run in {run.path.resolve(): run for folder in folders for run in find_runs(folder)}.values():
         try:
             entries.append(read_entry(run))
         except (UserError, OSError) as error:

@@ -32,6 +32,7 @@ from mezo_cli.report.settings import (
 )
 
 PROMPT = ("task.template", "task.labels", "task.label_words")
+SEEDS = attrgetter("data_seed", "config.seed", "seeds")  # of a run
 WITHOUT_GAIN = {"not_improved", "within_noise", "worse", "diverged"}  # verdicts
 
 
@@ -122,8 +123,8 @@ class Group:
         runs = sorted(self.runs, key=lambda run: (run.point, run.data_seed, run.config.seed))
         starts = {point: f"{name}: " if len(self.points) > 1 else "" for point, name in self.points.items()}
         texts = [f"{starts[run.point]}seed {run.seeds} {run.trouble()}" for run in runs if not run.finished]
-        tried: dict[str, list[str]] = defaultdict(list)
-        for (_, _, name), of_seed in groupby(sorted(runs, key=_seeds), _seeds):
+        tried = defaultdict(list)
+        for (_, _, name), of_seed in groupby(sorted(runs, key=SEEDS), SEEDS):
             tried["; ".join(self.points[run.point] for run in of_seed)].append(f"seed {name}")
         if len(tried) > 1 and not self.zero_shot:
             places = " | ".join(f"{', '.join(names)} at {points}" for points, names in tried.items())
@@ -132,7 +133,7 @@ class Group:
 
     def _pick(self) -> dict[int, list[Entry]]:
         cells: dict[tuple[int, Point], list[Entry]] = defaultdict(list)
-        for run in sorted((run for run in self.runs if run.finished), key=_seeds):
+        for run in sorted((run for run in self.runs if run.finished), key=SEEDS):
             cells[run.data_seed, run.point].append(run)
 
         def rank(runs: Sequence[Entry]) -> tuple[Any, ...]:
@@ -144,10 +145,6 @@ class Group:
         for runs in sorted(cells.values(), key=rank):
             best.setdefault(runs[0].data_seed, runs)
         return dict(sorted(best.items()))
-
-
-def _seeds(run: Entry) -> tuple[int, int, str]:
-    return run.data_seed, run.config.seed, run.seeds
 
 
 def mean_score(runs: Sequence[Entry], split: str, metric: str) -> float | None:
@@ -244,9 +241,8 @@ def unlike_paper(group: Group) -> list[str]:
             texts.append(f"{len(ours)} of {len(seeds)} data seeds")
         elif ours != seeds:
             texts.append(f"data seeds {', '.join(map(str, sorted(ours)))}")
-    built_in = default_settings(group.config)
-    prompt = [key for key in values if matches(key, (*PROMPT, f"task.{group.objective}."))]
-    if any(values[key] != built_in.get(key) for key in prompt):
+    built_in, prompt = default_settings(group.config), (*PROMPT, f"task.{group.objective}.")
+    if any(value != built_in.get(key) for key, value in values.items() if matches(key, prompt)):
         texts.append("another prompt")
     if data.eval_limit is not None and data.eval_limit < TEST_ROWS:
         texts.append(f"tested on at most {data.eval_limit} rows")

@@ -100,10 +100,10 @@ def render(report: Report, progress: Progress) -> str:
     }
     content = several if len(report.runs) > 1 else {"title": sections[0]["title"], "single": sections[0]}
     source = find_table().source if any(group.paper_number for group in report.groups) else ""
-    template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
+    script = (TEMPLATES / "sort.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run
     more = {"paper": source, "version": package_version(), "script": script, "script_hash": script_hash}
-    return template.render(**content, **more, written=utc_now()[:10])
+    return _environment().get_template("page.html").render(**content, **more, written=utc_now()[:10])
 
 
 @cache
@@ -121,9 +121,8 @@ def _environment() -> "Environment":
     light, dark = ("; ".join(f"--{name}: {both[at]}" for name, both in COLOURS.items()) for at in (0, 1))
     swatches = "\n".join(f".s-{name} {{ --swatch: var(--{name}); }}" for name in (*SERIES, "quiet"))
     dark_scheme = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
-    text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    root = f":root {{ {light}; color-scheme: light dark; }}"
-    environment.globals["style"] = "\n".join([root, dark_scheme, swatches, text])
+    start = f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n"
+    environment.globals["style"] = start + (TEMPLATES / "style.css").read_text(encoding="utf-8")
     environment.filters["numbers"] = lambda row: ", ".join(f"{name} {v:.4g}" for name, v in metrics_of(row).items())
     return environment
 

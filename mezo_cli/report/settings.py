@@ -23,7 +23,6 @@ from mezo_cli.runs.scores import MARK, format_score, scale
 
 Point = tuple[tuple[str, Any], ...]  # (key, value) of each setting of the grid
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
-NOT_IN_LABELS = ("peft.head",)  # what else tells groups apart, or from the paper's rows, names it
 WITHOUT_EFFECT = (
     "logger.",
     "distributed.",
@@ -87,10 +86,9 @@ def parts(config: Config, settings: Mapping[str, Any]) -> tuple[Point, dict[str,
     """Return the point of the grid, and the settings that all runs of a group have in common."""
     idle = OF_STEPS if config.steps == 0 else ()
     point = ((key, value) for key, value in settings.items() if key in GRID and not matches(key, idle))
-    limit = LIMIT if config.at_limit == "stop" else ()
     sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
-    others = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *idle, *sources)
-    return tuple(point), leave_out(settings, others)
+    others = (*WITHOUT_EFFECT, *IN_OTHER_COLUMNS, *GRID, *idle, *sources)
+    return tuple(point), leave_out(settings, others if config.at_limit != "stop" else (*others, *LIMIT))
 
 
 # --- the defaults ---
@@ -129,7 +127,8 @@ def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]
     The usual value is that of `usual`, else the choice's default (optimizer=adamw, peft=lora).
     """
     expected = default_settings(config) | dict(usual)
-    skipped = (*GRID, *NOT_IN_LABELS, *(OF_STEPS if config.steps == 0 else ()), "optimizer.name", "peft.name")
+    # What else tells groups apart, or from the paper's rows, names the last three.
+    skipped = (*GRID, *(OF_STEPS if config.steps == 0 else ()), "optimizer.name", "peft.name", "peft.head")
     return {
         key: expected.get(key)
         for key, value in leave_out(flatten(to_dict(config)), skipped).items()

@@ -63,8 +63,7 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
         }
         for name, split in (("dev", "dev"), ("before", "test_before"), ("test", "test")):
             row[name] = format_mean(run.metric, run.score(split), marked=run.picked_start and name != "before")
-        row["verdict"] = run.verdict or "-"
-        rows.append(row)
+        rows.append({**row, "verdict": run.verdict or "-"})
     return rows
 
 
@@ -159,8 +158,8 @@ def _group_record(group: Group) -> dict[str, Any]:
 
 
 def _paper_fields(number: Number | None) -> dict[str, float | bool | None]:
-    fields = ("paper_mean", "paper_std", "paper_uncertain")
-    return dict.fromkeys(fields) if number is None else dict(zip(fields, number[1:], strict=True))
+    values = (None, None, None) if number is None else number[1:]
+    return dict(zip(("paper_mean", "paper_std", "paper_uncertain"), values, strict=True))
 
 
 def _seed_details(group: Group) -> dict[str, Any]:
@@ -187,8 +186,8 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     shown = [group for group in of_table if whole.section(group.model, group.shots) in sections]
     first = "shots" if whole.has_shots else "model"
     lines = make_table("", [line for section in sections for line in _section_lines(whole, section, first, shown)], 2)
-    size = max(1, (width - 40) // COLUMN[whole.has_shots])  # tasks beside each other
-    parts = np.array_split(list(whole.tasks), -(-len(whole.tasks) // size))
+    beside = max(1, (width - 40) // COLUMN[whole.has_shots])
+    parts = np.array_split(list(whole.tasks), -(-len(whole.tasks) // beside))
     notes = [f"paper: {whole.source}; {whole.about}", *whole.notes, *_group_notes(shown, with_missing=True)]
     notes += [UNCERTAIN] * any(number.uncertain for row in whole.rows for number in row.numbers.values())
     if rest := len(groups) - len(shown):

@@ -59,10 +59,9 @@ def show_document(run: Mapping[str, Any], console: Console) -> None:
 
 def result_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the table of results as lines for a log."""
-    console = Console(file=io.StringIO(), width=LOG_WIDTH, force_terminal=False, force_jupyter=False)
-    with console.capture() as printed:
-        console.print(result_table(results))
-    return [line.rstrip() for line in printed.get().splitlines()]
+    file = io.StringIO()
+    Console(file=file, width=LOG_WIDTH, force_terminal=False, force_jupyter=False).print(result_table(results))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def result_table(results: Sequence[Mapping[str, Any]]) -> TextTable:
@@ -101,16 +100,15 @@ def _rows(run: Mapping[str, Any], width: int) -> Iterable[tuple[str, str]]:
 
 def _steps(run: Mapping[str, Any]) -> dict[str, str]:
     pairs, dev, metric = {}, run["dev"], run["metric"]
-    if run["loss"]:
-        steps, values = run["loss"]["steps"], run["loss"]["values"]
-        pairs["loss"] = ", ".join(f"{values[at]:.4f} at step {steps[at]:,}" for at in (0, -1))
+    if loss := run["loss"]:
+        pairs["loss"] = ", ".join(f"{loss['values'][at]:.4f} at step {loss['steps'][at]:,}" for at in (0, -1))
     if dev:
         scores = [format_score(metric, line[metric]) for line in dev]
         pairs[f"dev {metric}"] = " ".join(scores if len(scores) <= 8 else [*scores[:4], "...", *scores[-4:]])
         first, last = (dev[at]["predicted_fractions"] for at in (0, -1))
         pairs |= {f"predicted {label}": f"{100 * first[label]:.0f}% to {100 * last[label]:.0f}%" for label in first}
-    symbol, stats = run["symbol"], run[run["scalar"]]
+    stats = run[run["scalar"]]
     if stats["zero_fraction"] is not None:
         sizes = f"mean {stats['mean_abs']:.2g}, up to {stats['max_abs']:.2g}"
-        pairs[f"|{symbol}|"] = f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"
+        pairs[f"|{run['symbol']}|"] = f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"
     return pairs

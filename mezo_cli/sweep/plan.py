@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +153,7 @@ def _compose_jobs(
     planned: dict[Path, Job] = {}
     with compose.hydra_session():
         for number, job in enumerate(jobs):
-            with _naming(jobs, number):
+            try:
                 files = tuple(text for text in job if text not in plain)
                 if files not in composed:
                     composed[files] = compose.compose_node([*common, *files], config_dir)
@@ -179,6 +178,10 @@ def _compose_jobs(
                 names = {text: parsed[text].name for text in job}  # the command of a job refuses what it does not read
                 kept = [text for text in job if names[text] not in tolerated or reads(config, names[text])]
                 planned[directory] = Job(config, directory, tuple(kept))
+            except UserError as error:
+                label = describe_job(jobs, number)
+                name = f"job {number + 1} of {len(jobs)} ({label}): " if label else ""
+                raise UserError(f"{name}{error}") from error
     assert first is not None
     return first[1], list(planned.values())
 
@@ -193,12 +196,3 @@ def plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:
     others = [override.name for override in values if override.text not in plain]
     related = any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in plain.values() for b in others)
     return set() if related else set(plain)
-
-
-@contextmanager
-def _naming(jobs: Sequence[Sequence[str]], number: int) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        label = describe_job(jobs, number)
-        raise UserError(f"job {number + 1} of {len(jobs)} ({label}): {error}" if label else str(error)) from error
