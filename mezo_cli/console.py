@@ -345,18 +345,17 @@ def announce(path: Path, quiet: bool) -> None:
 
 
 @contextmanager
-def json_at_end(wanted: bool) -> Iterator[Callable[[Path, Describe], None]]:
-    """Yield a function that takes a directory and what returns its document, which is printed when the block ends.
+def json_at_end(wanted: bool) -> Iterator[dict[Path, Describe]]:
+    """Yield what takes a directory -> what returns its document, which is printed when the block ends.
 
     It is printed also where the block ends with an error, but not where that came before there was a directory.
     Everything else goes to standard error.
     """
-    told: list[tuple[Path, Describe]] = []
-    output = sys.stdout
+    told, output = dict[Path, Describe](), sys.stdout
     try:
         with redirect_stdout(sys.stderr if wanted else output):
-            yield lambda path, describe: told.append((path, describe))
+            yield told
     finally:
-        for path, describe in told if wanted else ():
-            if path.is_dir():
+        for path, describe in told.items():
+            if wanted and path.is_dir():
                 print_line(json.dumps(describe(), indent=2), output)

@@ -140,11 +140,8 @@ def _table(scores: Mapping[str, float], predicted: Mapping[str, int], width: int
     """Return a table of one row, or of two columns where the terminal is too narrow for that."""
     cells = {name: f"{value:.4f}" for name, value in scores.items()}
     cells |= {f"predicted {label}": str(number) for label, number in predicted.items()}
-    if sum(2 + max(len(name), len(value)) for name, value in cells.items()) <= width:
-        table = make_table("", *cells)
-        table.add_row("", *cells.values())
-        return table
-    table = make_table("", "")
-    for name, value in cells.items():
-        table.add_row(name, value)
+    fits = sum(2 + max(len(name), len(value)) for name, value in cells.items()) <= width
+    table = make_table("", *cells) if fits else make_table("", "")
+    for row in [("", *cells.values())] if fits else cells.items():
+        table.add_row(*row)
     return table

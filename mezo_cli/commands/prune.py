@@ -24,15 +24,14 @@ def prune(folder: Path) -> None:
     for run in runs:
         try:
             size = _prune(*open_stored(run.path))
+            print_line(f"pruned  {relative_path(run.path)}: {size:,} bytes")
+            freed += size
         except UserError as error:
             if single:
                 raise
             print_line(f"kept    {error}")
             if not isinstance(error, NothingToPruneError):
                 failed.append(run.path)
-            continue
-        freed += size
-        print_line(f"pruned  {relative_path(run.path)}: {size:,} bytes")
     print_line(f"{freed:,} bytes freed; the weights are replayed from the trajectory when they are needed")
     if failed:
         raise UserError(f"{len(failed)} of {len(runs)} runs could not be pruned, see above: {failed[0]}")

@@ -35,7 +35,7 @@ def sweep(
     about all jobs is printed at the end.
     """
     quiet = quiet or as_json
-    with json_at_end(as_json) as tell, training_output(quiet or prints):
+    with json_at_end(as_json) as told, training_output(quiet or prints):
         plan = plan_sweep(overrides, config_dir)
         record = _make_record(plan)
 
@@ -43,7 +43,7 @@ def sweep(
             done = [{"overrides": list(job.overrides), **describe_run(job.directory)} for job in plan.jobs]
             return {"sweep": str(plan.directory.absolute()), "jobs": done}
 
-        tell(plan.directory, describe)
+        told[plan.directory] = describe
         return _run(plan, record, at_once, prints, quiet)
 
 

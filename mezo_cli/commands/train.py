@@ -17,7 +17,7 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False,
     """Compose the config, create the run directory and train; if `quiet`, print that directory and warnings only."""
     check_command("train")
     quiet = quiet or as_json
-    with joined() as ranks, json_at_end(as_json) as tell, training_output(quiet) as console:
+    with joined() as ranks, json_at_end(as_json) as told, training_output(quiet) as console:
         job = compose.load(overrides, config_dir)
         if ranks.size > 1:
             ranks.check_same("config", to_yaml(job.config))
@@ -31,6 +31,6 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False,
         shared = broadcast_run(ranks, new)
         assert shared is not None
         run = shared[0]
-        tell(run.path, lambda: describe_run(run.path))
+        told[run.path] = lambda: describe_run(run.path)
         announce(run.path, quiet)
         execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends

@@ -65,10 +65,10 @@ def tune(
         "ranges": [str(item) for item in searched],
         "trials": trials,
     }
-    with for_workers(plan.code), json_at_end(as_json) as tell, training_output(quiet):
+    with for_workers(plan.code), json_at_end(as_json) as told, training_output(quiet):
         check_new_runs([base])
         search = _Search(plan.directory, asked, base, searched, config_dir, quiet)
-        tell(plan.directory, search.describe)
+        told[plan.directory] = search.describe
         return search.run()
 
 
