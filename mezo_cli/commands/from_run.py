@@ -10,7 +10,6 @@ from typing import Any
 
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
-from mezo_cli.config.compose import INSTEAD
 from mezo_cli.config.overrides import parse, quote
 from mezo_cli.config.own_code import REWARD, USED, own_keys, reward_of, without_own_code
 from mezo_cli.config.schema import Config, to_dict
@@ -37,8 +36,8 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
     chosen = {group: getattr(getattr(config, group, None), "name", "") for group in choices}
     chosen = {group: name for group, name in chosen.items() if name in choices[group] and name != ANY_TASK}
     stored = flatten(to_dict(config))
-    left_out = {key for pair in INSTEAD.items() for key, other in (pair, pair[::-1]) if other in named}
-    left_out |= {key for key, other in INSTEAD.items() if stored[other]} | named
+    left_out = {key for pair in compose.INSTEAD.items() for key, other in (pair, pair[::-1]) if other in named}
+    left_out |= {key for key, other in compose.INSTEAD.items() if stored[other]} | named
     if config.data.seed == config.seed:
         left_out.add("data.seed")  # it followed the seed, and does again
     kept = {key: value for key, value in stored.items() if key not in left_out and key.partition(".")[0] not in named}

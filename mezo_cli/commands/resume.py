@@ -7,8 +7,7 @@ from typing import Any
 from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_reward
 from mezo_cli.commands.open_run import open_stored
-from mezo_cli.config import own_code
-from mezo_cli.config.own_code import split_own_code, with_own_code
+from mezo_cli.config.own_code import OwnCode, check_given_again, check_server_given, split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config, to_yaml
@@ -81,7 +80,7 @@ def resume_run(
 
 
 def _claim(
-    path: Path, overrides: Sequence[str], user_code: own_code.OwnCode, quiet: bool, new_reward: bool
+    path: Path, overrides: Sequence[str], user_code: OwnCode, quiet: bool, new_reward: bool
 ) -> tuple[Run, Config] | None:
     """Claim a run; return it and its config with the new end. None for a finished run that has nothing left to do."""
     run, config = open_stored(path)
@@ -99,8 +98,8 @@ def _claim(
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
-    own_code.check_given_again(f"{path} was trained", info, new)
-    own_code.check_server_given(new)
+    check_given_again(f"{path} was trained", info, new)
+    check_server_given(new)
     if (change := describe_change(new, info)) and not new_reward:
         raise UserError(f"{change}; --new-reward goes on with it")
     check_reward(new)

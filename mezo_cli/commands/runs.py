@@ -20,12 +20,9 @@ from mezo_cli.report.tables import run_rows
 from mezo_cli.runs import Run, find_runs
 from mezo_cli.runs.scores import MARK, NOTE
 
-COLUMNS = (
-    *("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev"),
-    *("before", "test", "verdict"),
-)
 SCORES = {"dev": "dev", "before": "test_before", "test": "test"}  # column -> split
 WORDS = ("run", "status", "task", "objective", "method", "model", "metric")
+COLUMNS = (*WORDS, "seed", "step", *SCORES, "verdict")
 NAMES = {  # field of what `--json` prints -> the setting that it is
     "task": "task.name",
     "objective": "objective.name",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from mezo_cli.commands.new_run import check_new_runs
 from mezo_cli.commands.sweep import PRELOADED, check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
-from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import check_stored, for_workers, split_own_code
 from mezo_cli.config.schema import Config
@@ -178,7 +177,7 @@ class _Search:
         if jobs.job_status(path) == "running":
             raise UserError(f"{path} is running: another process is at this search")
         overrides = (*self.asked["overrides"], *(f"{key}={value!r}" for key, value in trial.params.items()))
-        job = Job(compose.build_config(overrides, self.config_dir), path, overrides)
+        job = compose.Job(compose.build_config(overrides, self.config_dir), path, overrides)
         if jobs.job_status(path) in ("missing", "interrupted") and not self._is_pruned(trial, job):
             process = self._workers.start(jobs.words_of(job, self.config_dir), {})
             try:
@@ -200,7 +199,7 @@ class _Search:
         log.info("trial %d: %s", number + 1, text)
         log.info("")
 
-    def _is_pruned(self, trial: "optuna.Trial", job: Job) -> bool:
+    def _is_pruned(self, trial: "optuna.Trial", job: compose.Job) -> bool:
         """Report the evaluations that the study does not have yet; return whether the training ends at the last one."""
         if jobs.job_status(job.directory) == "missing":
             return False
@@ -210,7 +209,7 @@ class _Search:
                 trial.report(results.value_of(evaluation, job.config), step)
         return trial.should_prune()
 
-    def _result(self, job: Job) -> tuple[str, float | None, str]:
+    def _result(self, job: compose.Job) -> tuple[str, float | None, str]:
         """Return the state of a trial that has ended, its value for the study, and both in words."""
         config, run, status = job.config, Run(job.directory), jobs.job_status(job.directory)
         end = results.end_of(run) if status not in ("missing", "damaged") else status

@@ -80,14 +80,12 @@ def _sentence(run: Entry) -> str:
     if trainable:
         share, trained = float(trainable["share"]), f"{int(trainable['count']):,} parameters"
         trained = f"all {trained}" if share == 1 else f"{trained} ({100 * share:.2g}%)"
-    settings = f"learning rate {config.optimizer.lr:g}"
-    if isinstance(config.optimizer, PerturbationConfig):
-        settings += f", eps {config.optimizer.eps:g}"
+    eps = f", eps {config.optimizer.eps:g}" if isinstance(config.optimizer, PerturbationConfig) else ""
     verb = "trains" if run.status == "running" else "trained"
     steps = f"{config.steps:,}" if run.steps_done == config.steps else f"{run.steps_done:,} of {config.steps:,}"
     size = min(config.batch_size, rows.get("train") or config.batch_size)
     what = f"{method_name(config)} {verb} {trained} of {run.model} on {data}"
-    return f"{what} for {steps} steps of {size} rows: {settings}, seed {config.seed}."
+    return f"{what} for {steps} steps of {size} rows: learning rate {config.optimizer.lr:g}{eps}, seed {config.seed}."
 
 
 def _facts(run: Entry) -> dict[str, str]:

@@ -43,10 +43,9 @@ class Group:
         self.entries, self.settings, self.config = entries, entries[0].common, entries[0].config
         config = self.config
         self.task, self.model, self.metric = config.task.name, entries[0].model, config.shown_metric
-        self.steps = config.steps
         self.objective, self.loss, self.method = config.objective.name, config.objective.loss, method_name(config)
         self.demo = config.data.name == "demo"  # its rows are not those of the task
-        self.zero_shot = is_zero_shot(config)
+        self.zero_shot, self.steps = is_zero_shot(config), config.steps
         self.shots: int | None = 0 if self.zero_shot else entries[0].shots
         self.paper = paper_of(self.model)
         self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))  # key -> the paper's value

@@ -18,10 +18,9 @@ from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, LoggerConfig
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.jsonl import write_object
-from mezo_cli.runs.run import ALWAYS_READ, ENDS
+from mezo_cli.runs.run import ALWAYS_READ, ENDS, Run
 from mezo_cli.runs.scores import without_texts
 from mezo_cli.session import restore
 from mezo_cli.session.session import Session

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config import compose
-from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import OwnCode
 from mezo_cli.console import log
@@ -39,7 +38,7 @@ def job_status(path: Path) -> str:
     return str(describe_run(path)["status"])
 
 
-def words_of(job: Job, config_dir: str | None, code: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
+def words_of(job: compose.Job, config_dir: str | None, code: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
     """Return the words of the command that runs a job, or goes on with its run.
 
     `code` is the user's own, where the command does not get it from the environment.
