@@ -1,6 +1,5 @@
 """Check what a new run needs besides valid settings, before its directory is made."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +34,6 @@ def check_reward(config: Config) -> None:
                 opened.check_columns(open_source(config.data_task, config.data).columns)
     elif config.objective.loss == "reward":
         raise UserError(f"objective.loss=reward: {NO_REWARD}")
-
-
-def check_new_runs(configs: Iterable[Config]) -> None:
-    """Check the jobs of a sweep: each objective and engine once, with the first job that has it."""
-    by_need = {
-        repr((config.objective, config.model, config.task, config.data.keep, config.engine)): config
-        for config in configs
-    }
-    for config in by_need.values():
-        check_new_run(config)
 
 
 def load_encoder(config: Config) -> Any:

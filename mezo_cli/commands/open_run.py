@@ -54,7 +54,8 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
             "a run directory"
         )
     folder, wanted = (path, checkpoint or "best") if inside is None else (inside, path.resolve().name)
-    run, config = open_stored(folder)
+    run = Run.open(folder)
+    config = run.contents().config
     if base is not None:
         if not base.is_dir():
             raise UserError(f"--base {base}: no such folder")
@@ -62,12 +63,6 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
     elif config.model.path.startswith("./") and not Path(config.model.path).exists():  # of a run that was exported
         raise UserError(f"{folder}: its base model {config.model.path[2:]} is not here: give its folder as --base DIR")
     return Opened(run, config, wanted, base is not None)
-
-
-def open_stored(path: Path) -> tuple[Run, Config]:
-    """Open a run directory; return the run and its config."""
-    run = Run.open(path)
-    return run, run.contents().config
 
 
 def folders_or_outputs(folders: Sequence[Path]) -> list[Path]:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from mezo_cli.commands.open_run import open_stored
-from mezo_cli.config.schema import Config
 from mezo_cli.console import console_logging, make_console, print_line, relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
@@ -23,7 +21,7 @@ def prune(folder: Path) -> None:
     freed, failed = 0, []
     for run in runs:
         try:
-            size = _prune(*open_stored(run.path))
+            size = _prune(Run.open(run.path))
             print_line(f"pruned  {relative_path(run.path)}: {size:,} bytes")
             freed += size
         except UserError as error:
@@ -37,7 +35,8 @@ def prune(folder: Path) -> None:
         raise UserError(f"{len(failed)} of {len(runs)} runs could not be pruned, see above: {failed[0]}")
 
 
-def _prune(run: Run, config: Config) -> int:
+def _prune(run: Run) -> int:
+    config = run.contents().config
     if not config.optimizer.replayable:
         what = f"optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
         raise NothingToPruneError(f"{run.path}: {what}")

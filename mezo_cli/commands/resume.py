@@ -6,7 +6,6 @@ from typing import Any
 
 from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_reward
-from mezo_cli.commands.open_run import open_stored
 from mezo_cli.config.own_code import OwnCode, check_given_again, check_server_given, split_own_code, with_own_code
 from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, to_dict
@@ -83,7 +82,8 @@ def _claim(
     path: Path, overrides: Sequence[str], user_code: OwnCode, quiet: bool, new_reward: bool
 ) -> tuple[Run, Config] | None:
     """Claim a run; return it and its config with the new end. None for a finished run that has nothing left to do."""
-    run, config = open_stored(path)
+    run = Run.open(path)
+    config = run.contents().config
     new = with_own_code(with_new_end(run, config, overrides), user_code)
     info, finished = run.info(), run.status() == "finished"
     run.check_ends(info, (name for name in ENDS if (run.path / name).parent.is_dir()))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.new_run import check_new_runs
+from mezo_cli.commands.new_run import check_new_run
 from mezo_cli.config.own_code import OwnCode, check_stored, for_workers, own_keys, split_own_code
 from mezo_cli.config.stored import is_same_run
 from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
@@ -117,7 +117,10 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
         how = "--print runs nothing" if prints else f"hydra/launcher={plan.launcher} has a setting of its own"
         raise UserError(f"--jobs {at_once}: {how}; leave one of them out")
     with for_workers(plan.code):
-        check_new_runs(job.config for job in plan.jobs)
+        configs = [job.config for job in plan.jobs]  # each objective and engine is checked once
+        by_need = {repr((one.objective, one.model, one.task, one.data.keep, one.engine)): one for one in configs}
+        for config in by_need.values():
+            check_new_run(config)
         workers = jobs.Workers(at_once, record.cwd, not quiet and at_once == 1, PRELOADED) if here else None
         record.write(plan.directory)
         statuses, alone = [job_status(job.directory) for job in plan.jobs], ("finished", "running", "damaged")

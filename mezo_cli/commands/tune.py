@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli.commands.new_run import check_new_runs
+from mezo_cli.commands.new_run import check_new_run
 from mezo_cli.commands.sweep import PRELOADED, check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
@@ -65,7 +65,7 @@ def tune(
         "trials": trials,
     }
     with for_workers(plan.code), json_at_end(as_json) as told, training_output(quiet):
-        check_new_runs([base])
+        check_new_run(base)
         search = _Search(plan.directory, asked, base, searched, config_dir, quiet)
         told[plan.directory] = search.describe
         return search.run()

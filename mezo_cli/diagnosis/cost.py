@@ -45,8 +45,8 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
     if config.init == "linear_probe":
         passes["forwards"] += -(-len(train) // config.batch_size)
     evaluations = sum(map(config.evaluates_at, range(config.steps + 1)))
-    final = min(TRAIN_ROWS, len(train)) + len(prepared.rows.get("test", ()))
-    seconds += (evaluations * len(dev) + final) * row_seconds
+    rows = evaluations * len(dev) + min(TRAIN_ROWS, len(train)) + len(prepared.rows.get("test", ()))
+    seconds += rows * row_seconds
     seconds = loading + (seconds if config.max_seconds is None else min(seconds, config.max_seconds))
     back = f" and {passes['backwards']:,} backwards" if passes["backwards"] else ""
     text = (

@@ -161,13 +161,11 @@ def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
     curve(axes, pd.DataFrame({"value": scores}), "c3")
     axes.plot(*place, "o", markersize=9, markerfacecolor=LIGHT["page"], markeredgecolor=LIGHT["c3"], mew=2)
     axes.margins(y=0.16)
-    late = at > 0.6 * dev.index[-1]
-    side: dict[str, Any] = {"ha": "right", "xytext": (8, 9)} if late else {"ha": "left", "xytext": (-8, 9)}
-    axes.annotate(f"best {best}", place, textcoords="offset points", weight="bold", **side)
+    side, x = ("right", 8) if at > 0.6 * dev.index[-1] else ("left", -8)
+    axes.annotate(f"best {best}", place, (x, 9), textcoords="offset points", weight="bold", ha=side)
     score_axis(axes, metric)
     step_axis(axes)
-    start = format_score(metric, dev[metric].iloc[0], "%")
-    note = f"Dashed: {start} before the first step. Best: {best} at step {at}."
+    note = f"Dashed: {format_score(metric, dev[metric].iloc[0], '%')} before the first step. Best: {best} at step {at}."
     return Drawn(f"{metric.capitalize()} on dev", note)
 
 

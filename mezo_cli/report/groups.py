@@ -178,14 +178,11 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
 
 def group_runs(entries: Iterable[Entry]) -> list[Group]:
     """Sort runs into groups, in the order of the table: model, objective, task, shots, method, steps."""
-    entries, first = list(entries), dict[str, int]()
-    for entry in entries:
-        if entry.data is not None:
-            first[entry.data] = min(first.get(entry.data, entry.data_seed), entry.data_seed)
-    by_settings: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries:
+    entries, first, by_settings = list(entries), dict[str, int](), defaultdict[str, list[Entry]](list)
+    for entry in sorted(entries, key=attrgetter("data_seed")):
         if entry.data is not None:  # with fixed files `data.seed`, which follows `seed`, has drawn nothing
-            entry.data_seed = first[entry.data]
+            entry.data_seed = first.setdefault(entry.data, entry.data_seed)
+    for entry in entries:
         by_settings[entry.group].append(entry)
     groups = [Group(members) for members in by_settings.values()]
     # Expected is each data seed that was used for the task, shots and model; if all are the paper's, all five of these.

@@ -89,7 +89,6 @@ def group_view(groups: Sequence[Group]) -> Comparison:
 
 def _group_row(group: Group) -> dict[str, str | None]:
     marks = [group.metric] * (group.metric != "accuracy") + ["demo data"] * group.demo
-    difference = "" if group.difference is None else f"{group.difference:+.1f}{' *' if unlike_paper(group) else ''}"
     return {
         "task": f"{group.task} ({', '.join(marks)})" if marks else group.task,
         "shots": format_shots(group.shots, ""),
@@ -103,7 +102,7 @@ def _group_row(group: Group) -> dict[str, str | None]:
         "verdict": group.verdict or None,
         **{name: "" if value is None else f"{value:.2g}" for name, value in _costs(group).items()},
         "paper": "" if group.paper_number is None else group.paper_number.text,
-        "diff": difference,
+        "diff": "" if group.difference is None else f"{group.difference:+.1f}{' *' * bool(unlike_paper(group))}",
     }
 
 
@@ -116,8 +115,8 @@ def _costs(group: Group) -> dict[str, float | None]:
 
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
     notes = [f"{group.title}: {text}" for group in groups for text in (*group.troubles, *group.edges())]
-    for group in groups if with_missing else ():
-        if absent := sorted(group.expected - {run.data_seed for run in group.runs}):
+    for group in groups:
+        if with_missing and (absent := sorted(group.expected - {run.data_seed for run in group.runs})):
             notes.append(f"{group.title}: not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
     notes += [NOTE] * any(group.at_start for group in groups)
     for group in groups:

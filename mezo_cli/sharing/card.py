@@ -82,8 +82,6 @@ def write_card(
         evaluations=evaluations,
         summary=run.read_summary() if (run.path / "summary.json").is_file() else {},
         config=config,
-        task=task,
-        optimizer=optimizer,
         settings=", ".join(f"{name} {value}" for name, value in optimizer.model_dump().items() if name != "name"),
         library=library,
         use=use,

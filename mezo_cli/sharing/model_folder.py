@@ -45,9 +45,18 @@ def write_model_folder(folder: Path, run: Run, session: Session, step: int, wher
 
 
 def _use(session: Session, where: str, base: str) -> str:
-    task, program = pipeline_task(session), write_snippet(session, where, base)
+    """Return a program that prints the probability of each label for a text, and what else loads the folder.
+
+    The input encoder writes what turns a text into probabilities, and of one that it cannot repeat nothing is told. The
+    code before it loads the model with transformers (and peft) alone. `where` and `base`, of an adapter's base model,
+    are absolute paths or hub ids.
+    """
+    columns = session.encoder.task.columns
+    names = ["text"] if len(columns) == 1 else [f"text_{number + 1}" for number in range(len(columns))]
+    task, program = pipeline_task(session), session.encoder.write_snippet(names)
     if program is None:
         return ""
+    texts = "".join(f"{name} = {quote(EXAMPLE)}\n" for name in names)
     packages, more = "`transformers` and `torch`", ""
     if session.loaded.adapter is not None:
         packages += ", and `peft`"
@@ -57,26 +66,12 @@ def _use(session: Session, where: str, base: str) -> str:
         last = f'`pipeline("{task}", model=FOLDER)` opens it too; where it tokenizes the prompt in another way, its'
         last += " probabilities differ."
     start = f"With the packages {packages}, the probability of each label:"
-    return f"{start}\n\n```python\n{program}```\n\n{more}{last}"
+    return f"{start}\n\n```python\n{_write_load(session, where, base)}\n{texts}{program}```\n\n{more}{last}"
 
 
 def pipeline_task(session: Session) -> str | None:
     """Return the task of `transformers.pipeline` that the exported files are for; None where it cannot load them."""
     return session.loaded.model_kind.pipeline if find_method(session.config.peft).merges else None
-
-
-def write_snippet(session: Session, folder: str, base: str) -> str | None:
-    """Return a program that prints the probability of each label for a text; None for an encoder that it cannot repeat.
-
-    The input encoder writes what turns a text into probabilities; the code before it, which loads the model with
-    transformers (and peft) alone, is written here. `folder` and `base`, of an adapter's base model, are absolute paths
-    or hub ids.
-    """
-    columns = session.encoder.task.columns
-    names = ["text"] if len(columns) == 1 else [f"text_{number + 1}" for number in range(len(columns))]
-    program = session.encoder.write_snippet(names)
-    texts = "".join(f"{name} = {quote(EXAMPLE)}\n" for name in names)
-    return None if program is None else f"{_write_load(session, folder, base)}\n{texts}{program}"
 
 
 def _write_load(session: Session, folder: str, base: str) -> str:
