@@ -83,23 +83,18 @@ def check_shareable(config: Config, size: int) -> None:
     """Check that a run has a step that so many ranks can share."""
     chosen = config.optimizer
     if not isinstance(chosen, PerturbationConfig):
-        raise UserError(
-            f"optimizer={chosen.name}: {size} ranks were started, but ranks share forward passes alone; "
-            f"run it by one process, or choose one of {join(readers('optimizer', 'eps'))}"
-        )
+        how = f"run it by one process, or choose one of {join(readers('optimizer', 'eps'))}"
+        why = f"{size} ranks were started, but ranks share forward passes alone"
+        raise UserError(f"optimizer={chosen.name}: {why}; {how}")
     if config.model.stream:
         raise UserError(f"model.stream=true: {size} ranks were started, and each would read the layers; use false")
-    split, directions = config.distributed.split, f"{chosen.points} direction{'' if chosen.points == 1 else 's'}"
-    if split == "directions" and chosen.points < size:
-        raise UserError(
-            f"distributed.split=directions: a step has {directions}, fewer than {size} ranks; "
-            "start fewer, or use distributed.split=rows"
-        )
-    by_rows = split == "rows" or chosen.points < size
-    if by_rows and config.objective.loss == "reward":
-        raise UserError(
-            f"objective.loss={config.objective.loss}: a step has {directions}, fewer than {size} ranks, which share "
-            "the members of a step, not its rows; start fewer, or raise optimizer.samples or optimizer.members"
-        )
+    split, points, loss = config.distributed.split, chosen.points, config.objective.loss
+    few = f"a step has {points} direction{'' if points == 1 else 's'}, fewer than {size} ranks"
+    if split == "directions" and points < size:
+        raise UserError(f"distributed.split=directions: {few}; start fewer, or use distributed.split=rows")
+    by_rows = split == "rows" or points < size
+    if by_rows and loss == "reward":
+        how = "which share the members of a step, not its rows; start fewer, or raise optimizer.samples or"
+        raise UserError(f"objective.loss={loss}: {few}, {how} optimizer.members")
     if by_rows and config.batch_size < size:
         raise UserError(f"batch_size={config.batch_size} is less than {size} ranks, which share its rows; start fewer")

@@ -49,10 +49,8 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
     is_run = (path / "config.yaml").is_file() or not path.is_dir()
     inside = None if is_run else checkpoints.find_run(path)
     if inside is not None and checkpoint is not None:
-        raise UserError(
-            f"--checkpoint {checkpoint}: {path} is the checkpoint '{path.name}' of {inside} already; the option needs "
-            "a run directory"
-        )
+        what = f"{path} is the checkpoint '{path.name}' of {inside} already"
+        raise UserError(f"--checkpoint {checkpoint}: {what}; the option needs a run directory")
     folder, wanted = (path, checkpoint or "best") if inside is None else (inside, path.resolve().name)
     run = Run.open(folder)
     config = run.contents().config

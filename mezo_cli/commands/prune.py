@@ -51,8 +51,7 @@ def _prune(run: Run) -> int:
     from mezo_cli.session.opening import opened
 
     with run.locked(), console_logging(make_console()):
-        steps = _stored_steps(run)  # the lock removes what a prune left that was killed
-        if not steps:
+        if not (steps := _stored_steps(run)):  # the lock removes what a prune left that was killed
             return int((run.info().get("pruned") or {}).get("bytes", 0))
         stored = {}
         for name in steps:

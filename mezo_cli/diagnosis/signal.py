@@ -68,8 +68,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         return section
     noise = rounding(losses, eps)
     better = judge_resolution(section, rows, eps, dtype, noise, describe_exact(session))
-    agreed = next((row[2] for row in rows if row[:2] == (eps, dtype)), None)
-    if agreed is not None:
+    if (agreed := next((row[2] for row in rows if row[:2] == (eps, dtype)), None)) is not None:
         ways = "use a larger optimizer.eps, or model.compute_dtype=float32"
         if not config.objective.is_differentiable:
             loss = f"objective.loss={config.objective.loss} is constant almost everywhere"

@@ -115,8 +115,7 @@ def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:
             raise UserError(f"'{override.text}' names no value to sweep over")
         if not override.name.startswith("hydra"):
             values[override.name, override.package, override.form] = override.jobs
-    count = math.prod(len(texts) for texts in values.values())
-    if count > MAX_JOBS:
+    if (count := math.prod(len(texts) for texts in values.values())) > MAX_JOBS:
         raise UserError(f"the sweep has {count:,} jobs; at most {MAX_JOBS:,} are allowed")
     return list(itertools.product(*values.values()))
 
