@@ -137,7 +137,6 @@ def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str
 
 
 def _table(scores: Mapping[str, float], predicted: Mapping[str, int], width: int) -> TextTable:
-    """Return a table of one row, or of two columns where the terminal is too narrow for that."""
     cells = {name: f"{value:.4f}" for name, value in scores.items()}
     cells |= {f"predicted {label}": str(number) for label, number in predicted.items()}
     fits = sum(2 + max(len(name), len(value)) for name, value in cells.items()) <= width

@@ -70,7 +70,6 @@ def resume(
 
 
 def _make_record(plan: SweepPlan) -> records.SweepRecord:
-    """Return the record of a sweep, that of the sweep in its directory if there is one; nothing is written."""
     folder, jobs_by_path = plan.directory, {job.directory: list(job.overrides) for job in plan.jobs}
     if (folder / STUDY).is_file():
         raise UserError(f"{folder} contains a search of `mezo tune`; continue with: mezo resume {folder}")

@@ -169,7 +169,6 @@ class _Search:
         return self._study.ask({item.key: item.distribution() for item in self.ranges})
 
     def _run_trial(self, trial: "optuna.Trial") -> None:
-        """Train a trial, or continue it, and tell the study its result; a trial that fails has none."""
         import optuna
 
         number, path = trial.number, self.folder / str(trial.number)

@@ -50,7 +50,6 @@ def verify(path: Path, overrides: Sequence[str], base: Path | None, as_json: boo
 
 
 def _checks(opened: Opened) -> Iterator[Check]:
-    """Yield the checks: rows, weights, the scores on dev and test at the picked step, the weights of the last step."""
     from mezo_cli import models
     from mezo_cli.session import restore
     from mezo_cli.session.opening import opened as opened_at
