@@ -76,8 +76,7 @@ def finetune(
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
     from mezo_cli.config.overrides import quote
-    from mezo_cli.config.own_code import REWARD, with_own_code
-    from mezo_cli.config.stored import to_yaml
+    from mezo_cli.config.stored import REWARD, to_yaml, with_own_code
     from mezo_cli.console import console_logging, make_console
     from mezo_cli.data.memory import FILES, in_memory, table_of
     from mezo_cli.data.table import read_columns

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from mezo_cli.config.explain import readers
 from mezo_cli.config.optimizers import PerturbationConfig
-from mezo_cli.config.own_code import own_code_used
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import from_yaml, to_yaml
+from mezo_cli.config.stored import from_yaml, own_code_used, to_yaml
 from mezo_cli.console import format_duration, log
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, join

@@ -1,6 +1,6 @@
 """`--from RUN|FILE`: the settings of a run or of a config.yaml as overrides, before those of the command line.
 
-They are data: what only a user may name (own_code.py) is given again.
+They are data: what only a user may name  is given again.
 """
 
 import re
@@ -11,9 +11,8 @@ from typing import Any
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
 from mezo_cli.config.overrides import parse, quote
-from mezo_cli.config.own_code import REWARD, USED, own_keys, reward_of, without_own_code
 from mezo_cli.config.schema import Config, to_dict
-from mezo_cli.config.stored import from_yaml, read_settings
+from mezo_cli.config.stored import REWARD, USED, from_yaml, own_keys, read_settings, reward_of, without_own_code
 from mezo_cli.errors import UserError
 from mezo_cli.report.settings import flatten
 from mezo_cli.runs import Run, checkpoints

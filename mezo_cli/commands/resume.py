@@ -7,9 +7,15 @@ from typing import Any
 from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_reward
 from mezo_cli.config.objectives import describe_change
-from mezo_cli.config.own_code import OwnCode, check_given_again, check_server_given, split_own_code, with_own_code
 from mezo_cli.config.schema import Config, to_dict
-from mezo_cli.config.stored import read_config
+from mezo_cli.config.stored import (
+    OwnCode,
+    check_given_again,
+    check_server_given,
+    read_config,
+    split_own_code,
+    with_own_code,
+)
 from mezo_cli.config.validation import build
 from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.distributed.launch import check_command

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.commands.new_run import check_new_run
-from mezo_cli.config.own_code import OwnCode, check_stored, for_workers, own_keys, split_own_code
-from mezo_cli.config.stored import is_same_run
+from mezo_cli.config.stored import OwnCode, check_stored, for_workers, is_same_run, own_keys, split_own_code
 from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run

@@ -19,8 +19,8 @@ from mezo_cli.commands.new_run import check_new_run
 from mezo_cli.commands.sweep import PRELOADED, check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
-from mezo_cli.config.own_code import check_stored, for_workers, split_own_code
 from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import check_stored, for_workers, split_own_code
 from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run

@@ -24,9 +24,9 @@ from mezo_cli.config.base import (
     show,
 )
 from mezo_cli.config.explain import validate
-from mezo_cli.config.own_code import REWARD, reward_of
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import Config, ObjectiveConfig, TaskConfig
+from mezo_cli.config.stored import REWARD, reward_of
 from mezo_cli.errors import did_you_mean, join
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mezo_cli.config.own_code import of_server
 from mezo_cli.config.schema import VllmConfig
+from mezo_cli.config.stored import of_server
 from mezo_cli.engine import supervisor
 from mezo_cli.engine.server import Server, UnixConnection
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from mezo_cli.config.own_code import of_server
 from mezo_cli.config.schema import OpenAiConfig, VllmConfig
+from mezo_cli.config.stored import of_server
 from mezo_cli.errors import RunFailed, UserError, shorten
 
 KEY = "MEZO_ENGINE_KEY"

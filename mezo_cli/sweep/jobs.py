@@ -21,7 +21,7 @@ from typing import Any
 
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote
-from mezo_cli.config.own_code import OwnCode
+from mezo_cli.config.stored import OwnCode
 from mezo_cli.console import log
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.process.environment import IN_SWEEP, environment, visible_gpus

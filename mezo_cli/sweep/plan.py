@@ -13,9 +13,9 @@ from mezo_cli.config import compose
 from mezo_cli.config.choices import Choices, find_choices
 from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import MAX_JOBS, Override, parse, quote
-from mezo_cli.config.own_code import OwnCode, own_in, split_own_code
 from mezo_cli.config.registry import CHOICES
 from mezo_cli.config.schema import to_dict
+from mezo_cli.config.stored import OwnCode, own_in, split_own_code
 from mezo_cli.config.validation import UNREAD, reads
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import is_below

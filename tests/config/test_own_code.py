@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mezo_cli.config import own_code
+from mezo_cli.config import stored
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.stored import from_yaml, to_yaml
 from mezo_cli.errors import UserError
@@ -20,15 +20,15 @@ SHORT = [*REWARDED, "objective.max_new_tokens=2", "data.train_size=16"]
 def test_a_function_is_told_from_names_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for word in ("reward.py:f", "'reward.py:f'", '"reward.py:f"'):
-        rest, own = own_code.split_own_code(["lr=1", f"objective.reward={word}", "seed=2"])
-        assert (rest, own) == (["lr=1", "seed=2"], {own_code.REWARD: f"{tmp_path}/reward.py:f"})
+        rest, own = stored.split_own_code(["lr=1", f"objective.reward={word}", "seed=2"])
+        assert (rest, own) == (["lr=1", "seed=2"], {stored.REWARD: f"{tmp_path}/reward.py:f"})
     last = ["objective.reward=a.py:f", "objective.reward=f1"]
-    assert own_code.split_own_code(last) == (["objective.reward=f1"], {})
+    assert stored.split_own_code(last) == (["objective.reward=f1"], {})
     for value in ("f1", "exact,f1", "{format: {pattern: 'a:b'}}", " {a: 1}", "shuffled:f1", "null"):
-        assert own_code.split_own_code([f"objective.reward={value}"]) == ([f"objective.reward={value}"], {})
+        assert stored.split_own_code([f"objective.reward={value}"]) == ([f"objective.reward={value}"], {})
     for value in ("a.py:f,b.py:f", "${oc.env:X}:f"):
         with pytest.raises(UserError, match="expected one value"):
-            own_code.split_own_code([f"objective.reward={value}"])
+            stored.split_own_code([f"objective.reward={value}"])
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_a_function_is_told_from_names_by_its_absolute_path(tmp_path: Path, monk
     ],
 )
 def test_what_a_sweeps_record_cannot_say(word: str, tmp_path: Path) -> None:
-    own_code.check_stored(["objective.reward={format: {pattern: 'a:b'}}", "objective.reward=f1", "seed=1"], tmp_path)
+    stored.check_stored(["objective.reward={format: {pattern: 'a:b'}}", "objective.reward=f1", "seed=1"], tmp_path)
     with pytest.raises(UserError) as caught:
-        own_code.check_stored([word], tmp_path / "sweep.json")
+        stored.check_stored([word], tmp_path / "sweep.json")
     assert f"sweep.json: '{word}' is not taken from a file" in str(caught.value)
 
 
@@ -56,16 +56,16 @@ def test_a_function_is_in_the_config_and_not_in_what_is_stored(tmp_path: Path, m
     function = f"{tmp_path}/reward.py:score"
     (tmp_path / "reward.py").write_text("")
     config = build_config([*REWARDED, f"objective.reward={function}"])
-    assert own_code.reward_of(config) == function
-    assert own_code.own_code_used(config)
+    assert stored.reward_of(config) == function
+    assert stored.own_code_used(config)
     assert "reward.py" not in to_yaml(config)
-    stored = from_yaml(to_yaml(config))
-    assert not own_code.own_code_used(stored)
-    with own_code.for_workers({own_code.REWARD: function}):
-        assert own_code.own_code_used(stored)
+    again = from_yaml(to_yaml(config))
+    assert not stored.own_code_used(again)
+    with stored.for_workers({stored.REWARD: function}):
+        assert stored.own_code_used(again)
     assert "MEZO_REWARD" not in os.environ
     somebody_elses = from_yaml(to_yaml(config).replace("reward: null", f"reward: {function}"))
-    assert own_code.reward_of(somebody_elses) is None
+    assert stored.reward_of(somebody_elses) is None
     assert "reward: f1\n" in to_yaml(build_config([*REWARDED, "objective.reward=f1"]))
 
 
