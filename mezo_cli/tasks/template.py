@@ -81,8 +81,7 @@ FILTERS = {
     "choose": Filter(_choose, None, "('VALUE', 'WORD', 'VALUE', 'WORD')", range(2, 1000, 2)),
 }
 SPECIALS = ("cls", "sep", "sep+", "mask")
-MASK_SPELLINGS = ("{mask}", "[MASK]", "<mask>")
-SEP_SPELLINGS = ("{sep}", "[SEP]", "</s>")
+SPELLINGS = {"[MASK]": "{mask}", "<mask>": "{mask}", "[SEP]": "{sep}", "</s>": "{sep}"}
 START_SPELLINGS = ("{cls}", "[CLS]", "<s>")
 
 _SENTENCE = re.compile(r"(\+?)sent([lu]?)(-?)_(\d+)")
@@ -161,10 +160,10 @@ def parse_template(text: str, columns: list[str], task: str) -> list[Part]:
     if _LM_BFF.search(text):
         parts = _parse_lm_bff(text, columns, where)
     else:
-        reserved = [name for name in columns if name in ("mask", "sep", "cls")]
-        if reserved:
-            why = f"a column cannot be called '{reserved[0]}', the name of a special token; use task.rename"
-            raise UserError(f"{where}: {why}")
+        for name in columns:
+            if name in ("mask", "sep", "cls"):
+                why = f"a column cannot be called '{name}', the name of a special token; use task.rename"
+                raise UserError(f"{where}: {why}")
         numbers = {name: number for number, name in enumerate(columns)}
         parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), numbers, where)]
         for name in [*numbers][len(columns) :]:
@@ -177,9 +176,9 @@ def parse_template(text: str, columns: list[str], task: str) -> list[Part]:
     sentences = [part for part in parts if isinstance(part, Sentence)]
     if not sentences:
         raise UserError(f"{where}: uses no column; write {{column}} for one of {join(columns)}")
-    for name in (call.name for sentence in sentences for call in sentence.filters):
-        if FILTERS[name].code is None:
-            raise UserError(f"{where}: filter '{name}' is only for task.choice and task.generate")
+    for call in (call for sentence in sentences for call in sentence.filters):
+        if FILTERS[call.name].code is None:
+            raise UserError(f"{where}: filter '{call.name}' is only for task.choice and task.generate")
     return parts
 
 
@@ -206,22 +205,18 @@ def _lm_bff_part(piece: str, columns: list[str], where: str) -> Part:
     if match is None:
         near = did_you_mean(piece, [*SPECIALS, *(f"sent_{i}" for i in range(len(columns)))])
         raise UserError(f"{where}: unknown part '{piece}'{near}; allowed are {join(SPECIALS)} and [+]sent[l|u][-]_N")
-    space, case, drop, digits = match.groups()
-    column = int(digits)
+    column, names = int(match[4]), {"l": ["lower_first"], "u": ["upper_first"], "": []}[match[2]]
     if column >= len(columns):
         raise UserError(f"{where}: '{piece}' asks for text {column}, but the columns are only {join(columns)} (from 0)")
-    names = {"l": ["lower_first"], "u": ["upper_first"], "": []}[case] + ["drop_last"] * bool(drop)
-    return Sentence(column, tuple(map(Call, names)), bool(space))
+    return Sentence(column, tuple(map(Call, names + ["drop_last"] * bool(match[3]))), bool(match[1]))
 
 
 def _readable_parts(text: str, columns: dict[str, int], where: str) -> list[Part]:
     """Parse the readable spelling; a column that is not in `columns` gets the next number there."""
-    parts: list[Part] = []
-    literal, end = "", 0
+    parts, literal, end = list[Part](), "", 0
     for match in _READABLE.finditer(text):
         literal += text[end : match.start()]
-        end = match.end()
-        token = match.group()
+        token, end = match.group(), match.end()
         if token in ("{{", "}}"):
             literal += token[0]
             continue
@@ -245,11 +240,7 @@ def _readable_part(token: str, columns: dict[str, int], where: str, position: in
         )
     if token in START_SPELLINGS:
         raise UserError(f"{where}: leave out {token}, the start token comes by itself")
-    if token in MASK_SPELLINGS:
-        return Special("mask")
-    if token in SEP_SPELLINGS:
-        return Special("sep+")
-    name, *filters = _split(token[1:-1], "|")
+    name, *filters = _split(SPELLINGS.get(token, token)[1:-1], "|")
     if name in ("mask", "sep"):
         if filters:
             raise UserError(f"{where}: {{{name}}} takes no filter, '{filters[0]}' was given")
@@ -263,7 +254,6 @@ def _split(text: str, mark: str) -> list[str]:
 
 
 def _call(text: str, columns: dict[str, int], where: str) -> Call:
-    """Parse a filter: its name, and in parentheses what it takes."""
     name, parenthesis, rest = text.partition("(")
     name = name.rstrip()
     if name not in FILTERS:
@@ -271,9 +261,8 @@ def _call(text: str, columns: dict[str, int], where: str) -> Call:
     words = _split(rest[:-1], ",") if rest[:-1].strip() else []
     if len(words) not in FILTERS[name].counts or (parenthesis and not rest.endswith(")")) or "" in words:
         raise UserError(f"{where}: filter '{text}' is written {name}{FILTERS[name].usage}")
-    texts = [bool(re.fullmatch(_QUOTED, word)) for word in words]
-    pairs = zip(words, texts, strict=True)
-    return Call(name, tuple(word[1:-1] if text else columns.setdefault(word, len(columns)) for word, text in pairs))
+    arguments = (w[1:-1] if re.fullmatch(_QUOTED, w) else columns.setdefault(w, len(columns)) for w in words)
+    return Call(name, tuple(arguments))
 
 
 # --- rows with all of their columns ---
