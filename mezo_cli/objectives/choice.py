@@ -23,7 +23,7 @@ from mezo_cli.objectives.base import Measured, Objective, Records
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.decoder import CandidateScorer, Row, plain_log_probs
 from mezo_cli.objectives.prediction import ChosenCandidate
-from mezo_cli.objectives.scoring import Evaluation, cross_entropy, mean_of
+from mezo_cli.objectives.scoring import Evaluation, cross_entropy_of_rows, mean_of
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks.choice import ChoiceEncoder, ChoiceRow
 
@@ -41,9 +41,8 @@ class Choice(Objective):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         assert isinstance(config.objective, ChoiceConfig)
-        self._settings, model = config.objective, loaded.model
-        self.loss_from_counts = self._settings.loss == "lm"
-        self.scorer = CandidateScorer(model, forward, _texts_of, "choice", normalizes_first=True)
+        self._settings, self.loss_from_counts = config.objective, config.objective.loss == "lm"
+        self.scorer = CandidateScorer(loaded.model, forward, _texts_of, "choice", normalizes_first=True)
         self.supports_paired_forward, self.frozen = self.scorer.is_packed, self.scorer.frozen
 
     # --- batches ---
@@ -59,11 +58,10 @@ class Choice(Objective):
     @classmethod
     def check_rows(cls, encoder: Any) -> list[ChoiceRow]:
         """Return two short rows of tokens that any text may have."""
-        prompts, words = (
-            [tuple(encoder.tokenizer.encode(text, add_special_tokens=False)) or (0,) for text in texts]
-            for texts in (("a", "a b c"), ("b", "c d e"))
-        )
-        return [ChoiceRow(ids, tuple(words), tuple(map(len, words)), ("", ""), (1,)) for ids in prompts]
+        texts = ("a", "a b c", "b", "c d e")
+        ids = [tuple(encoder.tokenizer.encode(text, add_special_tokens=False)) or (0,) for text in texts]
+        prompts, words = ids[:2], tuple(ids[2:])
+        return [ChoiceRow(prompt, words, tuple(map(len, words)), ("", ""), (1,)) for prompt in prompts]
 
     # --- scores ---
 
@@ -91,8 +89,7 @@ class Choice(Objective):
         outputs = []
         for row in rows:
             numbers, texts = range(len(row.candidates)), _texts_of(row)
-            scores = [plain_log_probs(loaded, texts, number) for number in numbers]
-            means = torch.stack([of_tokens.mean() for of_tokens in scores])
+            means = torch.stack([plain_log_probs(loaded, texts, number).mean() for number in numbers])
             outputs.append(torch.stack([means[row.label], means.mean()]))
         return torch.stack(outputs)
 
@@ -103,8 +100,7 @@ class Choice(Objective):
         scores = self.scores(batch)
         if self._settings.loss == "accuracy":
             return 1.0 - _is_right(scores, batch)
-        assert cross_entropy.of_rows is not None
-        return torch.stack([cross_entropy.of_rows(of_sign, batch.labels) for of_sign in scores])
+        return torch.stack([cross_entropy_of_rows(of_sign, batch.labels) for of_sign in scores])
 
     def counts(self, batch: Batch) -> Tensor:
         """Return minus the log-probabilities of the tokens of all right candidates, and their number: [signs, 2]."""
@@ -119,12 +115,11 @@ class Choice(Objective):
 
         The record's probabilities are the softmax of the scores.
         """
-        assert cross_entropy.of_rows is not None
         log_probs = self.scorer.log_probs(batch)
         scores = self.scores(batch, log_probs)
-        tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)
-        values = [cross_entropy.of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
-        values += [-_of_trained(log_probs, batch)[0], tokens[0].to(scores)]
+        tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)[0].to(scores)
+        values = [cross_entropy_of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
+        values += [-_of_trained(log_probs, batch)[0], tokens]
         table = torch.cat([torch.stack(values, dim=1), scores[0]], dim=1).cpu()  # the one wait for the device
         of_rows = zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True)
         return table[:, : len(VALUES)], [self._record(row, scores) for row, scores in of_rows]
@@ -147,11 +142,9 @@ class Choice(Objective):
     def assess(self, values: Tensor, rows: Sequence[ChoiceRow], records: Records | None = None) -> Evaluation:
         """Return the evaluation that `VALUES` of rows are: the accuracy, and the loss."""
         losses, right, lm_losses, tokens = values.double().numpy().T
-        of_loss = {
-            "cross_entropy": mean_of(losses),
-            "lm": mean_of(lm_losses, tokens),
-            "accuracy": mean_of(1.0 - right),
-        }[self._settings.loss]
+        of_loss = mean_of(losses if self._settings.loss == "cross_entropy" else 1.0 - right)
+        if self._settings.loss == "lm":
+            of_loss = mean_of(lm_losses, tokens)
         accuracy = float(right.mean())
         loss = float(of_loss(np.arange(len(right))[None])[0]) if bool(values.isfinite().all()) else math.nan
         samples, text = {"accuracy": right == 1.0, "loss": of_loss}, f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}"

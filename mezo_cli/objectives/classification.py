@@ -26,9 +26,6 @@ class Classification(Objective):
     """Scores labels. A subclass defines `logits` and `plain_outputs`.
 
     Its evaluations have the accuracy, and the metric that the run is judged by if that is another one.
-
-    Attributes:
-        label_ids: the encoder's `label_ids`, one entry per label; empty where there are no label words.
     """
 
     encoder: ClassificationEncoder
@@ -36,7 +33,6 @@ class Classification(Objective):
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        self.label_ids: Sequence[Any] = encoder.label_ids
         self._loss = find_loss(config.objective.loss)
         self.loss_from_counts = self._loss.of_rows is None
 
@@ -141,10 +137,9 @@ class Classification(Objective):
         if not before:
             return summary
         labels, baselines = np.array([row.label for row in rows["train"]]), dict[str, Any]()
-        splits = [split for split in before if split != "train"]
         for name, bias in remove_bias(before["train"].values.numpy(), labels).items():
             baselines[name] = {"train_rows": len(labels), "bias": bias.tolist()}
-            for split in splits:
+            for split in (split for split in before if split != "train"):
                 moved = self.assess(before[split].values.double() + torch.from_numpy(bias), rows[split])
                 samples = {score: drawn for score, drawn in moved.samples.items() if score != "loss"}
                 moved = replace(moved, samples=samples)  # the loss of scores with an added number says little

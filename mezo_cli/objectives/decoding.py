@@ -100,8 +100,7 @@ class Decoder:
         """
         if not all(prompts):
             raise UserError("task.generate.prompt: a prompt has no tokens, so there is nothing to complete")
-        completions: dict[tuple[int, int], Completion] = {}
-        count = 1 if members is None else members.count
+        completions, count = dict[tuple[int, int], Completion](), 1 if members is None else members.count
         for group in length_classes([len(prompt) for prompt in prompts]):
             of_group = [prompts[i] for i in group] * count, [keys[i] for i in group] * count
             places = [(member, i) for member in range(count) for i in group]
@@ -117,8 +116,7 @@ class Decoder:
     ) -> list[Completion]:
         """Complete prompts in one batch, those of each member after one another; rows that have ended leave it."""
         text = CompletionText(self._tokenizer, sampling.stop, sampling.keep_stop)
-        ids: list[list[int]] = [[] for _ in prompts]
-        ended = [False] * len(prompts)
+        ids, ended = [list[int]() for _ in prompts], [False] * len(prompts)
         rows = list(range(len(prompts)))  # those in the batch
         state = _DecodingState(self._model, prompts, self.takes_positions, members)
         device = state.logits.device
@@ -193,12 +191,11 @@ class _DecodingState:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         self.logits = self._forward(tokens[:, None], self._positions)
 
-    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor) -> Any:
         inputs = {"input_ids": ids, "attention_mask": self._mask, "past_key_values": self._cache}
         if self._takes_positions:
             inputs["position_ids"] = positions
-        logits: Tensor = self._model(use_cache=True, logits_to_keep=1, **inputs).logits[:, -1]
-        return logits
+        return self._model(use_cache=True, logits_to_keep=1, **inputs).logits[:, -1]
 
 
 class CompletionText:
@@ -207,8 +204,7 @@ class CompletionText:
     def __init__(self, tokenizer: Any, stop: Sequence[str], keep_stop: bool) -> None:
         self._tokenizer, self._stop, self._keep_stop = tokenizer, stop, keep_stop
         self._special = set(tokenizer.all_special_ids)
-        self._anchor = tokenizer.encode(ANCHOR, add_special_tokens=False)
-        self._start = 0
+        self._anchor, self._start = tokenizer.encode(ANCHOR, add_special_tokens=False), 0
         self._start = len(self._decode([]))
         self._tail = 1 + max((len(text.encode()) for text in stop), default=0)  # tokens: each has a byte or more
         self._may_end: dict[int, bool] = {}  # token -> whether a stop string may end in it
@@ -237,9 +233,8 @@ class CompletionText:
         return any(stop in text for stop in self._stop)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        ids = [*self._anchor, *ids]
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text[self._start :]
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode([*self._anchor, *ids], **options))[self._start :]
 
 
 def length_classes(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -111,8 +111,8 @@ def in_float64(values: "Tensor") -> "Tensor":
     return values.float() if values.device.type == "mps" else values.double()
 
 
-def _cross_entropy(scores: "Tensor", labels: "Tensor") -> "Tensor":
-    """Return the negative log-likelihood of the right label among the labels."""
+def cross_entropy_of_rows(scores: "Tensor", labels: "Tensor") -> "Tensor":
+    """Return the negative log-likelihood of the right label among the labels, of each row."""
     import torch.nn.functional as F
 
     return F.cross_entropy(in_float64(scores), labels, reduction="none")
@@ -175,7 +175,7 @@ def _matthews(counts: Counts) -> np.ndarray:
     return np.asarray(np.where(spread > 0, agreement / np.sqrt(np.maximum(spread, 1)), 0.0))
 
 
-cross_entropy = Loss(_cross_entropy)
+cross_entropy = Loss(cross_entropy_of_rows)
 # 1 - a metric is piecewise constant, without a gradient (paper, section 3.3).
 accuracy_loss = Loss(of_counts=lambda counts: 1.0 - _accuracy(counts), differentiable=False)
 f1_loss = Loss(of_counts=lambda counts: 1.0 - _f1(counts), differentiable=False)
@@ -232,22 +232,19 @@ class Evaluation:
 
         Scores that have no interval are left out. A single row has none.
         """
-        other = self if before is None else before
-        names = [name for name in self.scores() if name in other.samples]
+        other, rows = {} if before is None else before.samples, len(self.values)
+        names = [name for name in self.scores() if name in (self if before is None else before).samples]
         values = {name: self.scores()[name] - (0.0 if before is None else before.scores()[name]) for name in names}
-        rows, intervals = len(self.values), {}
-        for name in names if rows > 1 else ():
-            intervals[name] = interval(rows, self.samples[name], None if before is None else before.samples[name])
-        return {**values, "intervals": intervals}
+        found = {name: interval(rows, self.samples[name], other.get(name)) for name in names if rows > 1}
+        return {**values, "intervals": found}
 
 
 def mean_of(sums: np.ndarray, numbers: np.ndarray | None = None) -> Score:
     """Return the function that gives the mean over samples of the rows of a value of each, or of sums / numbers."""
 
     def score(drawn: np.ndarray) -> np.ndarray:
-        if numbers is None:
-            return np.asarray(sums[drawn].mean(axis=1))
-        return np.asarray(sums[drawn].sum(axis=1) / numbers[drawn].sum(axis=1))
+        of = sums[drawn]
+        return np.asarray(of.mean(axis=1) if numbers is None else of.sum(axis=1) / numbers[drawn].sum(axis=1))
 
     return score
 
@@ -292,8 +289,8 @@ def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, flo
     gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
     spread = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
     excess = both * neither - gained * lost
-    excess_corrected = max(excess - rows / 2, 0.0) if excess > 0 else float(excess)  # continuity, as in the paper
-    phi = excess_corrected / math.sqrt(spread) if spread else 0.0
+    corrected = max(excess - rows / 2, 0.0) if excess > 0 else float(excess)  # continuity, as in the paper
+    phi = corrected / math.sqrt(spread) if spread else 0.0
     below, above = (first - low1, high2 - second), (high1 - first, second - low2)
     down, up = (math.sqrt(max(0.0, a * a - 2 * phi * a * b + b * b)) for a, b in (below, above))
     return first - second - down, first - second + up
