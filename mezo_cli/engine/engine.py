@@ -54,18 +54,16 @@ class Engine:
     def attach(self, loaded: LoadedModel, forward: PerturbedForward) -> Members:
         """Return what answers the requests of a session's objective, with the session's weights."""
         self.release()
-        server = self._server
-        if not server.is_started:
-            self.record["version"] = server.start(self._max_length)
+        if not self._server.is_started:
+            self.record["version"] = self._server.start(self._max_length)
             log.info("engine %s %s, %s", self._settings.name, self.record["version"], self._settings.dtype)
-        by = Adapters if self.config.peft.name == "lora" else WorkerWeights
-        self._members = by(server, forward, loaded)
+        kind = Adapters if self.config.peft.name == "lora" else WorkerWeights
+        self._members = kind(self._server, forward, loaded)
         return self._members
 
     def serve(self, session: Any, rows: Sequence[Any]) -> None:
         """Compute a session's forwards from now on, with its weights; the first of `rows` are scored to compare."""
-        by_engine = ENGINE_OBJECTIVES.load(self.config.objective.name)
-        session.objective = by_engine.attach(session.objective, self, rows[:CHECKED_ROWS])
+        ENGINE_OBJECTIVES.load(self.config.objective.name).attach(session.objective, self, rows[:CHECKED_ROWS])
 
     @torch.no_grad()
     def check(self, forward: PerturbedForward, by_model: Callable[[], Tensor], by_engine: Callable[[], Tensor]) -> None:
