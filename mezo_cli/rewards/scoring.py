@@ -84,24 +84,29 @@ class Reward(AbstractContextManager["Reward"]):
         """
         self.check_columns(column for row in batch["rows"] for column in row)
         batch = {**batch, "seed": [int(seed) for seed in batch["seed"]]}
-        right = self._score(batch)
+        right, locations = self._score(batch), batch["locations"]
         if not self.spec.shuffled:
             return right
-        others = _other_rows(batch["seed"], batch["locations"])
-        other = self._score(batch | {name: [batch[name][i] for i in others] for name in OF_ROW})
+        # Rewards that were permuted after they were computed would keep their mean, and with it the loss: that is no
+        # control. So rows are: in the order of a hash of their first samples' seeds, each is replaced by the next.
+        first = {location: i for i, location in reversed(list(enumerate(locations)))}
+        order = sorted(first.values(), key=lambda i: hashlib.sha256(str(batch["seed"][i]).encode()).digest())
+        following = {locations[i]: j for i, j in zip(order, [*order[1:], *order[:1]], strict=True)}
+        shuffled = {name: [batch[name][following[location]] for location in locations] for name in OF_ROW}
+        other = self._score(batch | shuffled)
         return RewardBatch(other.values, {self.spec.parts[0].name: right.values, **right.parts}, other.errors)
 
     def _score(self, batch: Batch) -> RewardBatch:
-        all_scores = self._row_scores(batch)
-        values, errors = {name: np.zeros(len(all_scores)) for name in self._names or (REWARD,)}, 0
+        all_scores, errors = self._row_scores(batch), 0
+        values = {name: np.zeros(len(all_scores)) for name in self._names or (REWARD,)}
         for i, scores in enumerate(all_scores):
             if isinstance(scores, str):
                 if self._on_error == "stop":
                     raise RunFailed(self._line(batch["locations"][i], scores))
                 errors += 1
-                continue
-            for name, of_rows in values.items():
-                of_rows[i] = scores[name]
+            else:
+                for name, of_rows in values.items():
+                    of_rows[i] = scores[name]
         return RewardBatch(values.pop(REWARD), values, errors)
 
     def _row_scores(self, batch: Batch) -> list[Scores]:
@@ -123,7 +128,6 @@ class Reward(AbstractContextManager["Reward"]):
         return all_scores
 
     def _call(self, batch: Batch) -> list[list[Scores]]:
-        """Return what each part gives for each row."""
         if self._worker is None:
             return worker.score(self._functions, batch, [*self._columns])
         try:
@@ -156,15 +160,3 @@ class Reward(AbstractContextManager["Reward"]):
 
     def _line(self, place: str, failure: str) -> str:
         return f"{place}: {KEY}={self.spec.describe()}: {failure}"
-
-
-def _other_rows(seeds: Sequence[int], locations: Sequence[str]) -> list[int]:
-    """Return for each completion the place of one of another row of the batch, a function of seeds and locations.
-
-    Rewards that were permuted after they were computed would keep their mean, and with it the loss: that is no control.
-    So rows are permuted: in the order of a hash of their first samples' seeds, each is replaced by the next.
-    """
-    first = {location: i for i, location in reversed(list(enumerate(locations)))}
-    order = sorted(first.values(), key=lambda i: hashlib.sha256(str(seeds[i]).encode()).digest())
-    following = {locations[i]: j for i, j in zip(order, [*order[1:], *order[:1]], strict=True)}
-    return [following[location] for location in locations]

@@ -109,15 +109,15 @@ class Conformance:
 
     def test_rows_are_encoded_in_order_and_alike_one_by_one(self, session: Session, rows: list[Example]) -> None:
         """A row's tokens do not depend on the others; ids, lengths and positions are valid."""
-        encoded = session.encoder.encode_all(rows)
-        assert [row.input_ids for row in encoded] == [session.encoder.encode(row).input_ids for row in rows]
-        size = len(session.loaded.model.get_input_embeddings().weight)
+        encoder, size = session.encoder, len(session.loaded.model.get_input_embeddings().weight)
+        encoded, alone = encoder.encode_all(rows), [encoder.encode(row) for row in rows]
+        assert [row.input_ids for row in encoded] == [row.input_ids for row in alone]
         for row in encoded:
-            assert 0 < len(row.input_ids) <= session.encoder.max_length
+            assert 0 < len(row.input_ids) <= encoder.max_length
             assert all(0 <= token < size for token in row.input_ids)
-            assert session.encoder.decode(row)
-        if isinstance(session.encoder, ClassificationEncoder):
-            assert encoded == [session.encoder.encode(row) for row in rows]
+            assert encoder.decode(row)
+        if isinstance(encoder, ClassificationEncoder):
+            assert encoded == alone
             assert [row.label for row in encoded] == [row.label for row in rows]
             assert all(len(row.token_type_ids) == len(row.input_ids) for row in encoded)
             assert all(-len(row.input_ids) <= row.position < len(row.input_ids) for row in encoded)
@@ -141,16 +141,14 @@ class Conformance:
             logits = session.objective.outputs(batch)
             self.assert_close(logits, self.plain_outputs(session, self.load(session), encoded))
             assert torch.equal(logits, session.objective.outputs(batch))
-        assert len(logits) == len(rows)
-        assert logits.dtype == torch.float32
+        assert (len(logits), logits.dtype) == (len(rows), torch.float32)
 
     def test_a_row_does_not_depend_on_the_others(self, session: Session, rows: list[Example]) -> None:
         """A row has the same scores alone and in a batch."""
-        encoded = session.encoder.encode_all(rows)
+        encoded, objective = session.encoder.encode_all(rows), session.objective
         with torch.no_grad():
-            together = session.objective.outputs(session.objective.collate(encoded))
-            alone = torch.cat([session.objective.outputs(session.objective.collate([row])) for row in encoded])
-        self.assert_close(together, alone)
+            alone = torch.cat([objective.outputs(objective.collate([row])) for row in encoded])
+            self.assert_close(objective.outputs(objective.collate(encoded)), alone)
 
     def test_perturbed_weights_give_their_scores_and_theta_is_not_written(
         self, session: Session, config: Config, rows: list[Example]
@@ -161,8 +159,7 @@ class Conformance:
         session.forward.select_reachable(lambda: session.objective.outputs(batch))
         theta = {name: p.detach().clone() for name, p in session.params.tensors.items()}
         plain, other = self.load(session), opened(config)
-        expected: list[Tensor] = []
-        expected_losses: list[Tensor] = []
+        expected, expected_losses = list[Tensor](), list[Tensor]()
         with torch.no_grad():
             for sign in (1, -1):
                 for name, p in plain.model.named_parameters():
@@ -178,8 +175,7 @@ class Conformance:
                 with session.forward.perturbed(DIRECTION, EPS):
                     self.assert_close(session.objective.outputs(batch), torch.stack(expected))
             with session.forward.perturbed(DIRECTION, EPS):
-                losses = session.loss_of(encoded)()
-        self.assert_close(losses, torch.stack(expected_losses))
+                self.assert_close(session.loss_of(encoded)(), torch.stack(expected_losses))
         assert float((expected[0] - expected[1]).abs().max()) > 1e-3
         assert all(torch.equal(p, theta[name]) for name, p in session.params.tensors.items())
 
@@ -187,8 +183,7 @@ class Conformance:
         self, session: Session, rows: list[Example]
     ) -> None:
         """Methods that backpropagate get the gradient of the plain forward."""
-        encoded = session.encoder.encode_all(rows)
-        plain = self.load(session)
+        encoded, plain = session.encoder.encode_all(rows), self.load(session)
         with torch.enable_grad():
             loss = self.plain_loss(session, plain, encoded)
             if loss is None:
@@ -223,8 +218,8 @@ class Conformance:
 
     def load(self, session: Session) -> LoadedModel:
         """Return the session's model once more, unpatched."""
-        config, model_kind = session.config, session.loaded.model_kind
-        return models.load(config.model, model_kind, config.task.labels, config.seed)
+        config = session.config
+        return models.load(config.model, session.loaded.model_kind, config.task.labels, config.seed)
 
     def plain_outputs(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
         """Return the outputs for rows by a model's own forward."""
