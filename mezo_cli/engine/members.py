@@ -166,8 +166,7 @@ class Adapters(Members):
     def _complete(self, prompts: Prompts, settings: Settings, folders: Sequence[str], theta: str) -> list[list[Any]]:
         for folder in folders:
             if folder not in self._loaded:
-                named = {"lora_name": Path(folder).name, "lora_path": folder}
-                self._server.ask("POST", self._server.paths.load, named)
+                self._server.ask("POST", self._server.paths.load, {"lora_name": Path(folder).name, "lora_path": folder})
                 self._loaded.add(folder)
         asked = list(zip(prompts, settings, strict=True))
         answers = self._server.complete_all([(Path(folder).name, *one) for folder in folders for one in asked])

@@ -50,10 +50,11 @@ class EngineScores:
 
 def texts_of(scorer: CandidateScorer, rows: Sequence[Any]) -> list[tuple[list[int], int]]:
     """Return each row's prompt with each of its candidates, and how many tokens of it, at the end, are scored."""
-    texts = list[tuple[list[int], int]]()
-    for prompt, candidates, counts in map(scorer.read, rows):
-        texts += [([*prompt, *ids], count) for ids, count in zip(candidates, counts, strict=True)]
-    return texts
+    return [
+        ([*prompt, *ids], count)
+        for prompt, candidates, counts in map(scorer.read, rows)
+        for ids, count in zip(candidates, counts, strict=True)
+    ]
 
 
 class EngineAnswers:

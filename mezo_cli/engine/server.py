@@ -133,8 +133,7 @@ class Server:
     def complete_all(self, requests: Sequence[tuple[str, Sequence[int], Mapping[str, Any]]]) -> list[Any]:
         """Send requests at once, each of (model or adapter, prompt, settings).
 
-        Returns:
-            Of each the tokens of the completion; where settings have `TOKENS`, token -> log-probability.
+        Return of each the tokens of the completion; where settings have `TOKENS`, token -> log-probability.
         """
         return list(self._requests.map(self._complete, *zip(*requests, strict=True)))
 

@@ -88,9 +88,8 @@ class Objective:
     def row_losses(self, batch: Any) -> Tensor:
         """Return the loss of each row, of which the batch's loss is the mean.
 
-        Returns:
-            float64 (float32 on MPS), [1, rows], or [2, rows] inside `forward.perturbed` with both signs, which is asked
-            for only where `fits_paired_forward` returned True. It is differentiable under `torch.enable_grad`.
+        Return float64 (float32 on MPS), [1, rows], or [2, rows] inside `forward.perturbed` with both signs, which is
+        asked for only where `fits_paired_forward` returned True. It is differentiable under `torch.enable_grad`.
         """
         raise NotImplementedError
 
@@ -208,9 +207,8 @@ class Objective:
 
     def describe_row(self, example: Example) -> dict[str, Any]:
         """Return what predictions.jsonl says of a row besides its record."""
-        if example.columns is not None:
-            return {"columns": dict(example.columns)}
-        return {"columns": dict(zip(self.config.task.columns, example.texts, strict=True))}
+        named = zip(self.config.task.columns, example.texts, strict=True)
+        return {"columns": dict(named if example.columns is None else example.columns)}
 
     def compare(
         self, before: Evaluations, after: Evaluations, rows: Mapping[str, Sequence[Any]], *, trained: bool
@@ -292,12 +290,11 @@ class BatchLoss:
         return losses if self._weights is None else losses * losses.new_tensor(self._weights)
 
     def _of_members(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return what `compute` does for each weight set: one sign after the other where a batch does not fit."""
         forward = self._objective.forward
         if self._objective.frozen is not None:
-            self._objective.frozen.expect(self._batches)
+            self._objective.frozen.expected = self._batches
         if forward.num_signs == 2 and not all(map(self._objective.fits_paired_forward, self._batches)):
-            return forward.forward_per_sign(compute).flatten(0, 1)
+            return forward.forward_per_sign(compute).flatten(0, 1)  # a batch that does not fit
         return compute()
 
 

@@ -45,15 +45,11 @@ class Choice(Objective):
         self.scorer = CandidateScorer(loaded.model, forward, _texts_of, "choice", normalizes_first=True)
         self.supports_paired_forward, self.frozen = self.scorer.is_packed, self.scorer.frozen
 
-    # --- batches ---
-
     def lay_out(self, rows: Sequence[ChoiceRow]) -> Arrays:
         """Lay out prompts and candidates for one forward; and `right`: bool [rows, most candidates]."""
         arrays = self.scorer.lay_out(rows)
-        right = np.zeros(arrays["counts"].shape, dtype=bool)
-        for of_row, row in zip(right, rows, strict=True):
-            of_row[list(row.right)] = True
-        return arrays | {"right": right}
+        numbers = range(arrays["counts"].shape[1])
+        return arrays | {"right": np.array([[number in row.right for number in numbers] for row in rows])}
 
     @classmethod
     def check_rows(cls, encoder: Any) -> list[ChoiceRow]:
@@ -63,8 +59,6 @@ class Choice(Objective):
         prompts, words = ids[:2], tuple(ids[2:])
         return [ChoiceRow(prompt, words, tuple(map(len, words)), ("", ""), (1,)) for prompt in prompts]
 
-    # --- scores ---
-
     def scores(self, batch: Batch, log_probs: Tensor | None = None) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
         log_probs = self.scorer.log_probs(batch) if log_probs is None else log_probs
@@ -73,10 +67,9 @@ class Choice(Objective):
         return scores.masked_fill(counts == 0, -math.inf)
 
     def outputs(self, batch: Batch) -> Tensor:
-        """Return the mean log-probability of the candidate that is trained, and the mean of all candidates'.
+        """Return the mean log-probability of the trained candidate and the mean of all: float32 [rows, 2].
 
-        Returns:
-            float32 [rows, 2], or [2, rows, 2] under both signs of a perturbation.
+        [2, rows, 2] under both signs of a perturbation.
         """
         counts = batch.layout["counts"]
         means = self.scorer.log_probs(batch) / counts.clamp(min=1)
@@ -93,8 +86,6 @@ class Choice(Objective):
             outputs.append(torch.stack([means[row.label], means.mean()]))
         return torch.stack(outputs)
 
-    # --- losses ---
-
     def row_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each row, [1, rows] or [2, rows]: cross-entropy, or 1 for a wrong prediction."""
         scores = self.scores(batch)
@@ -108,13 +99,8 @@ class Choice(Objective):
         tokens = _of_trained(batch.layout["counts"].expand(len(trained), -1, -1), batch)
         return torch.stack([-trained.sum(-1), tokens.sum(-1).to(trained)], dim=-1)
 
-    # --- evaluations ---
-
     def measure(self, batch: Batch) -> Measured:
-        """Return `VALUES` of each row, and a record: prompt, candidates, their scores, the prediction.
-
-        The record's probabilities are the softmax of the scores.
-        """
+        """Return `VALUES` of each row, and a record: prompt, candidates, scores and their softmax, prediction."""
         log_probs = self.scorer.log_probs(batch)
         scores = self.scores(batch, log_probs)
         tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)[0].to(scores)
@@ -155,8 +141,7 @@ def _texts_of(row: ChoiceRow) -> Row:
     return row.input_ids, row.candidates, row.scored
 
 
-def _of_trained(values: Tensor, batch: Batch) -> Tensor:
-    """Return the values of the candidates that are trained: [signs, rows, candidates] -> [signs, rows]."""
+def _of_trained(values: Tensor, batch: Batch) -> Tensor:  # [signs, rows, candidates] -> [signs, rows]
     return values.gather(-1, batch.labels.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
 
 

@@ -36,8 +36,6 @@ class Classification(Objective):
         self._loss = find_loss(config.objective.loss)
         self.loss_from_counts = self._loss.of_rows is None
 
-    # --- label scores ---
-
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs of a perturbation.
 
@@ -63,8 +61,6 @@ class Classification(Objective):
         """Return the label scores."""
         return self.logits(batch)
 
-    # --- losses ---
-
     def row_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each row: [1, rows] or [2, rows]; nan for a row with a score that is not finite."""
         assert self._loss.of_rows is not None
@@ -83,8 +79,6 @@ class Classification(Objective):
     def _scores(self, batch: Batch) -> Tensor:
         logits = self.logits(batch)
         return logits if logits.dim() == 3 else logits.unsqueeze(0)
-
-    # --- evaluations ---
 
     def measure(self, batch: Batch) -> Measured:
         """Return the label scores; what is predicted follows from them."""

@@ -19,6 +19,7 @@ computed over the whole vocabulary in parts, so that no [positions, vocabulary] 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
@@ -68,6 +69,7 @@ class CandidateScorer:
         is_packed: whether its batches are packed, and one forward can compute both signs.
         frozen: its lowest layers, if it is packed.
         engine: what computes `log_probs` instead of the model: an inference engine; None: the model.
+        whole_vocabulary: whether the logits of every token after the prompt are returned instead, by the model.
     """
 
     def __init__(
@@ -78,10 +80,10 @@ class CandidateScorer:
         if not isinstance(head, nn.Linear):
             raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective={objective} needs one")
         self.head, self._model, self._forward, self.read = head, model, forward, read
-        self.normalizes_first, self._whole_vocabulary = normalizes_first, False
+        self.normalizes_first, self.whole_vocabulary = normalizes_first, False
         self.engine: Callable[[Batch], Tensor] | None = None
-        self._batch: Batch | None = None
-        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
+        self._layout: Mapping[str, Tensor] = {}  # of the batch that runs
+        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for it
         has_window = getattr(model.config, "sliding_window", None) is not None
         self.is_packed, self.frozen = model.config.model_type in DECODER_FAMILIES.targets and not has_window, None
         if self.is_packed:
@@ -94,13 +96,11 @@ class CandidateScorer:
     def lay_out(self, rows: Sequence[Any]) -> Arrays:
         """Lay prompts and candidates out for one forward.
 
-        Returns:
-            Besides what the model reads (`pack`, `pad`): read: the positions that the head reads, [read]; head_rows:
-            the tokens that are scored, each once; read_of and token_of: for each token that is scored its position in
-            `read` and its number in `head_rows`, [scored]; normalized and normalizer_of: the positions in `read` that a
-            normalizer is computed at, and for each token that is scored 1 + its own among them, or 0; slots: the scored
-            tokens of each candidate, [rows, most candidates, most tokens], of which the first `counts` are valid,
-            [rows, most candidates].
+        Return what the model reads (`pack`, `pad`), and read: the positions that the head reads, [read]; head_rows: the
+        tokens that are scored, each once; read_of and token_of: for each token that is scored its position in `read`
+        and its number in `head_rows`, [scored]; normalized and normalizer_of: the positions in `read` that a normalizer
+        is computed at, and for each token that is scored 1 + its own among them, or 0; slots: the scored tokens of each
+        candidate, [rows, most candidates, most tokens], of which the first `counts` are valid, [rows, most candidates].
         """
         texts = [self.read(row) for row in rows]
         starts = [distinct_starts(candidates) for _, candidates, _ in texts]
@@ -136,23 +136,18 @@ class CandidateScorer:
 
         Under both signs of a perturbation in one paired forward, if the batch is packed.
         """
-        if self.engine is not None and not self._whole_vocabulary:
+        if self.engine is not None and not self.whole_vocabulary:
             return self.engine(batch)
         return self._model(**self._inputs_of(batch)).logits if self.frozen is None else self.frozen.logits(batch)
-
-    def vocabulary_logits(self, batch: Batch) -> Tensor:
-        """Return the logits of every token after the prompt, float32 [signs, rows, tokens]."""
-        with swapped("_whole_vocabulary", {self: True}):
-            return self.log_probs(batch)
 
     def _tokens_of(self, row: Any) -> int:
         prompt, candidates, _ = self.read(row)
         return len(prompt) + sum(map(len, distinct_starts(candidates)[0]))
 
     def _inputs_of(self, batch: Batch) -> dict[str, Any]:
-        if batch is not self._batch:  # a step may ask twice for the same batch
-            names = ("input_ids", "attention_mask")
-            self._batch, layout = batch, batch.layout
+        layout, names = batch.layout, ("input_ids", "attention_mask")
+        if layout is not self._layout:  # a step may ask twice for the same batch
+            self._layout = layout
             self._inputs = packed_inputs(batch) if self.is_packed else {name: layout[name] for name in names}
         return {**self._inputs, "use_cache": False}
 
@@ -161,38 +156,28 @@ class CandidateScorer:
 
         A hook before the head, so that the input of the head is what it scores: the linear probe reads it there.
         """
-        assert self._batch is not None
         states = args[0] if self.is_packed else args[0].flatten(0, 1).unsqueeze(0)
-        return (states[:, self._batch.layout["read"]].float(),)
+        return (states[:, self._layout["read"]].float(),)
 
     def _score(self, hidden: Tensor) -> Tensor:
         """Replace the head's forward: hidden states at `read`, [signs, read, width] -> `log_probs`."""
-        assert self._batch is not None
-        layout = self._batch.layout
-        rows = None if self._whole_vocabulary else layout["head_rows"]
+        layout = self._layout
+        rows = None if self.whole_vocabulary else layout["head_rows"]
         logits_of = linear_in_float32(self._forward, self.head, rows)
-        if self._whole_vocabulary:
+        if self.whole_vocabulary:
             return logits_of(hidden[:, layout["read_of"][layout["slots"][:, 0, 0]]])
         # In float64 a normalizer cancels where candidates are single tokens.
         scores = in_float64(logits_of(hidden)[:, layout["read_of"], layout["token_of"]])
         if len(layout["normalized"]):
-            normalizers = in_float64(self._log_normalizer(hidden[:, layout["normalized"]]))
-            scores = scores - F.pad(normalizers, (1, 0))[:, layout["normalizer_of"]]
+            log_sum, hidden = self._log_sum, hidden[:, layout["normalized"]]
+            if torch.is_grad_enabled():  # it computes the parts again, and keeps none of them
+                log_sum = partial(checkpoint, self._log_sum, use_reentrant=False)
+            vocabulary = torch.arange(len(self.head.weight), device=hidden.device).split(_ROWS)
+            normalizers = torch.stack([log_sum(hidden, rows) for rows in vocabulary]).logsumexp(0)
+            scores = scores - F.pad(in_float64(normalizers), (1, 0))[:, layout["normalizer_of"]]
         return sum_of_candidates(scores, layout)
 
-    def _log_normalizer(self, hidden: Tensor) -> Tensor:
-        """Return the log of the sum of exponentials over the vocabulary: float32 [signs, positions].
-
-        A gradient computes the parts again, and keeps none of them.
-        """
-        vocabulary = torch.arange(len(self.head.weight), device=hidden.device).split(_ROWS)
-        if torch.is_grad_enabled():
-            parts = [checkpoint(self._log_sum, hidden, rows, use_reentrant=False) for rows in vocabulary]
-        else:
-            parts = [self._log_sum(hidden, rows) for rows in vocabulary]
-        return torch.stack(parts).logsumexp(0)
-
-    def _log_sum(self, hidden: Tensor, rows: Tensor) -> Tensor:
+    def _log_sum(self, hidden: Tensor, rows: Tensor) -> Tensor:  # of exponentials over a part of the vocabulary
         logits_of = linear_in_float32(self._forward, self.head, rows)
         return torch.cat([logits_of(part).logsumexp(-1) for part in hidden.split(_POSITIONS, dim=1)], dim=-1)
 
@@ -261,7 +246,8 @@ class Lm(Classification):
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the logits of every token after the prompt, float32 [rows, tokens]."""
-        return self.scorer.vocabulary_logits(batch).squeeze(0)
+        with swapped("whole_vocabulary", {self.scorer: True}):
+            return self.scorer.log_probs(batch).squeeze(0)
 
     def output_layer(self) -> tuple[nn.Linear, Tensor]:
         """Return the head, and its rows of the label words, in label order."""
@@ -293,9 +279,8 @@ def distinct_starts(candidates: Sequence[Ids]) -> tuple[list[Ids], dict[tuple[in
 def pack(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
     """Lay prompts and their continuations end to end.
 
-    Returns:
-        The arrays that `packed_inputs` reads: those of `pack_rows`; position_ids, [tokens]; and branch, the number of
-        each token's continuation, or PROMPT, [rows, length].
+    Return the arrays that `packed_inputs` reads: those of `pack_rows`; position_ids, [tokens]; and branch, the number
+    of each token's continuation, or PROMPT, [rows, length].
     """
     packed = pack_rows([[*prompt, *chain.from_iterable(continuations)] for prompt, continuations in rows])
     branch = np.full((len(rows), packed["lengths"].max()), PROMPT)
@@ -334,10 +319,8 @@ def packed_inputs(batch: Batch) -> dict[str, Any]:
 def pad(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
     """Lay prompts out in right-padded rows, one per continuation.
 
-    No token attends to the padding after it, and positions count from the left as in every model.
-
-    Returns:
-        input_ids and attention_mask, [continuations of all rows, length].
+    No token attends to the padding after it, and positions count from the left as in every model. Return input_ids and
+    attention_mask, [continuations of all rows, length].
     """
     texts = [[*prompt, *ids] for prompt, continuations in rows for ids in continuations]
     length, firsts = max(map(len, texts)), list(accumulate((len(ids) for _, ids in rows), initial=0))

@@ -114,10 +114,9 @@ class Decoder:
         sampling: Sampling,
         members: MemberRows | None,
     ) -> list[Completion]:
-        """Complete prompts in one batch, those of each member after one another; rows that have ended leave it."""
         text = CompletionText(self._tokenizer, sampling.stop, sampling.keep_stop)
         ids, ended = [list[int]() for _ in prompts], [False] * len(prompts)
-        rows = list(range(len(prompts)))  # those in the batch
+        rows = list(range(len(prompts)))  # those in the batch, which rows that have ended leave
         state = _DecodingState(self._model, prompts, self.takes_positions, members)
         device = state.logits.device
         noise = GumbelNoise(sampling.seed, sampling.step, keys, device) if sampling.temperature else None
@@ -177,7 +176,6 @@ class _DecodingState:
             self._members.set(of_rows, self._device)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the batch, in this order."""
         self._set_members([self._of_rows[row] for row in rows])
         index = torch.tensor(rows).to(self._device)
         self._cache.batch_select_indices(index)
@@ -185,7 +183,6 @@ class _DecodingState:
         self._mask = None if self._mask is None else self._mask[index]
 
     def advance(self, tokens: Tensor) -> None:
-        """Append a token to each row, [rows]."""
         self._positions = self._positions + 1
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)

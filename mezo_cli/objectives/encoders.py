@@ -51,9 +51,8 @@ class _Encoder(Classification):
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
         """Pack rows, where the family is supported. The head reads the position of each that is scored, or its first.
 
-        Returns:
-            Besides what `pack_rows` does: position_ids and token_type_ids, [tokens]; is_token, bool [rows, length]; and
-            scored_positions, [rows], in the packed row.
+        Return what `pack_rows` does, and position_ids and token_type_ids, [tokens]; is_token, bool [rows, length]; and
+        scored_positions, [rows], in the packed row.
         """
         if self.frozen is None:
             return None
@@ -75,7 +74,6 @@ class _Encoder(Classification):
         return logits.view(signs, len(batch.rows), -1).squeeze(0).float()
 
     def _inputs_of(self, batch: Batch) -> dict[str, Any]:
-        """Return the model's keyword arguments for a packed batch, whose read positions the forward then selects."""
         layout = batch.layout
         mask = layout["is_token"][:, None, None, :]
         is_even = layout["rows"].numel() == mask.numel()  # all rows have the same length
@@ -118,8 +116,7 @@ class _Encoder(Classification):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, module.layer_idx)
         of_rows = query.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [signs * rows, heads, 1, width]
-        output = attend(of_rows, key, value, packed_layout, scaling=module.scaling)
-        return output.view(*read.shape[:2], -1), None
+        return attend(of_rows, key, value, packed_layout, scaling=module.scaling).view(*read.shape[:2], -1), None
 
     def _select_residual(self, module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Keep the positions that the head reads: [signs, tokens, width] -> [signs * rows, 1, width]."""

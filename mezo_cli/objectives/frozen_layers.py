@@ -41,12 +41,14 @@ class FrozenLayers:
 
     Attributes:
         count: the number of these layers; 0 until `find`.
+        expected: the batches whose logits will be asked for one after the other; layers that are read want to know.
     """
 
     def __init__(
         self, model: Any, forward: PerturbedForward, inputs_of: InputsOf, tokens_of: Callable[[Any], int], reads: bool
     ) -> None:
         self.count, self._model, self._forward = 0, model, forward
+        self.expected: Sequence[Batch] = ()
         self._inputs_of, self._tokens_of, self._reads = inputs_of, tokens_of, reads
         self._parent, self._name, self._layers = numbered_layers(model)
         self._reads_alone = False  # whether they are all layers, of whose output one position per row is left
@@ -103,9 +105,6 @@ class FrozenLayers:
         states = torch.cat(self._states_of([batch]) * self._forward.num_signs)
         return self._from_layer(batch, states, self._rest)
 
-    def expect(self, batches: Sequence[Batch]) -> None:
-        """Take note of the batches whose logits will be asked for one after the other: here it changes nothing."""
-
     def collated(self, parts: Sequence[Rows], collate: Callable[[Rows], Batch]) -> Iterator[Batch]:
         """Yield the batches of an evaluation, of which several may go through the layers together: here one by one."""
         yield from map(collate, parts)
@@ -128,7 +127,6 @@ class FrozenLayers:
             return self._model(**doubled).logits
 
     def _states_of(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Return what the frozen layers compute for each batch, put together from its rows' states if all are kept."""
         dtype = self._forward.compute_dtype
         new = [one for one in dict.fromkeys(batches) if one not in self._of_batch or self._of_batch[one].dtype != dtype]
         kept = [one for one in new if dtype == self._dtype and all(id(row) in self._groups for row in one.rows)]

@@ -179,10 +179,7 @@ class Generation(Objective):
     def _rewards(
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: Sequence[Sequence[Completion]], step: int
     ) -> tuple[dict[str, np.ndarray], int]:
-        """Return the rewards of rows, float64 [rows], and of how many completions they failed.
-
-        They are `reward`, and `reward_PART` of each part. The samples of a row are put together.
-        """
+        """Return `reward` and each `reward_PART`, float64 [rows], of all samples; and how many failed."""
         keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
         texts = [completion.text for of_row in completions for completion in of_row]
         scored = self._opened(spec).score({"completions": texts, **self._of_rows(keys, step)})
@@ -319,7 +316,6 @@ class Generation(Objective):
         return torch.from_numpy(np.stack(list(columns.values()), axis=1)), records
 
     def _scores(self, rows: Sequence[PromptRow], completions: list[list[Completion]]) -> dict[str, np.ndarray]:
-        """Return the reward, its parts as `reward_PART`, and the task's metric, a single reward, by its own name."""
         columns, metric = dict[str, np.ndarray](), self.config.task.metric
         if self._reward is not None:
             columns, _ = self._rewards(self._reward, rows, completions, 0)
@@ -330,7 +326,6 @@ class Generation(Objective):
         return columns
 
     def _answers(self, rows: Sequence[PromptRow], every: bool) -> tuple[list[list[Completion]], list[dict[str, Any]]]:
-        """Return completions for an evaluation, and a record of each row: its prompt, and the first one or `every`."""
         (completions,) = self.complete(rows, self._settings.eval_temperature, self._settings.eval_samples)
         records: list[dict[str, Any]] = []
         for row, of_row in zip(rows, completions, strict=True):

@@ -56,9 +56,8 @@ ROBERTA, BERT = EncoderFamily(positions_follow_padding=True), EncoderFamily()
 def pack_rows(rows: Sequence[Sequence[int]]) -> Arrays:
     """Lay sequences end to end.
 
-    Returns:
-        `input_ids`; `rows` and `positions`: the row of each token, and its position in that row, [tokens]; `starts` and
-        `lengths` of the rows, [rows].
+    Return `input_ids`; `rows` and `positions`: the row of each token, and its position in that row, [tokens]; `starts`
+    and `lengths` of the rows, [rows].
     """
     lengths = np.array([len(row) for row in rows])
     starts = lengths.cumsum() - lengths

@@ -123,13 +123,11 @@ class _FlippedBits:
     has_factors = False
 
     def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
-        """Write the parameters of a span."""
         for out, sign in zip(outs, (c, -c), strict=False):
             out.copy_(_flip_(span.theta.clone()) if sign > 0 else span.theta)
 
     def perturb_rows(
         self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
-        """Write some rows of a parameter."""
         for out, sign in zip(outs, (c, -c), strict=False):
             out.copy_(_flip_(theta[rows]) if sign > 0 else theta[rows])

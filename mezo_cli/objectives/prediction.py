@@ -16,12 +16,10 @@ class _FromRecord:
 
     @classmethod
     def of(cls, columns: dict[str, Any], record: Mapping[str, Any], cut: bool) -> Self:
-        """Return it from a row's record."""
         return cls(columns=columns, cut=cut, **record)  # type: ignore[call-arg]
 
     @property
     def answer(self) -> str:
-        """The answer in one line."""
         return _one_line(getattr(self, self.shown))
 
 

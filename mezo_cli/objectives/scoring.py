@@ -61,11 +61,10 @@ class Loss:
         """Return the loss of rows per label and prediction: [members, labels, labels] -> [members], where they are."""
         import torch
 
-        assert self.of_counts is not None
-        if counts.device.type == "cpu":  # numpy adds in another order than torch, which has other bits
-            return torch.from_numpy(self.of_counts(counts.numpy()))
-        of_counts: Callable[[Tensor], Tensor] = self.of_counts  # type: ignore[assignment]
-        return of_counts(counts)  # the host would wait for a copy
+        of_counts: Any = self.of_counts
+        if counts.device.type != "cpu":  # the host would wait for a copy
+            return of_counts(counts)
+        return torch.from_numpy(of_counts(counts.numpy()))  # numpy adds in another order than torch: other bits
 
     def samples(self, scores: "Tensor", labels: "Tensor") -> Score:
         """Return the function that gives the loss of samples of the rows."""
@@ -157,7 +156,6 @@ class Metric:
 
 
 def _accuracy(counts: Counts) -> np.ndarray:
-    """Return the fraction of rows whose label is predicted."""
     return counts.diagonal(0, 1, 2).sum(1) / counts.sum((1, 2))
 
 

@@ -34,7 +34,6 @@ class StreamedForward(FrozenLayers):
     def __init__(self, streamed: StreamedLayers, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.streamed, self._most = streamed, max(streamed.memory, STATES_BYTES)
-        self._expected: Sequence[Batch] = ()
         self._outputs: dict[Pass, Tensor] = {}  # the last layer's output, from when it is computed until it is used
 
     def logits(self, batch: Batch) -> Tensor:
@@ -51,16 +50,12 @@ class StreamedForward(FrozenLayers):
         with self.streamed.unread():
             return self._from_layer(batch, self._outputs.pop(key), self._layers[-1:])
 
-    def expect(self, batches: Sequence[Batch]) -> None:
-        """Take note of the batches that can go through the layers together."""
-        self._expected = batches
-
     def collated(self, parts: Sequence[Rows], collate: Callable[[Rows], Batch]) -> Iterator[Batch]:
         """Yield the batches of an evaluation, of which so many as fit go through the layers together."""
         while parts:
             count = self._fitting([(rows, 1) for rows in parts])
-            self._expected = [collate(rows) for rows in parts[:count]]
-            yield from self._expected
+            self.expected = [collate(rows) for rows in parts[:count]]
+            yield from self.expected
             parts = parts[count:]
 
     def _fitting(self, forwards: Sequence[tuple[Rows, int]]) -> int:
@@ -71,12 +66,11 @@ class StreamedForward(FrozenLayers):
 
     def _upcoming(self, batch: Batch) -> list[Pass]:
         """Return the forward that is asked for and the next ones of the same step, as many as fit in memory."""
-        now = self._forward.perturbation
-        points = list(self._forward.upcoming)
+        now, points = self._forward.perturbation, list(self._forward.upcoming)
         if now is not None and len(now.signs) == 1:  # each sign by a forward of its own
             split = [[z] if z is None else [z._replace(signs=(sign,)) for sign in z.signs] for z in points]
             points = [z for of_signs in split for z in of_signs]
-        batches = self._expected if batch in self._expected else [batch]
+        batches = self.expected if batch in self.expected else [batch]
         passes = list(dict.fromkeys((z, one) for z in (points if now in points else [now]) for one in batches))
         passes = passes[passes.index((now, batch)) :]
         return passes[: self._fitting([(one.rows, len(z.signs) if z else 1) for z, one in passes])]

@@ -178,7 +178,6 @@ def answer_number(text: str) -> Fraction | None:
 
 
 def _best(score: Callable[[str, str], float], completions: Texts, golds: Golds) -> list[float]:
-    """Return the best score of each completion over its gold answers; 0 without any."""
     pairs = zip(completions, golds, strict=True)
     return [float(max((score(text.strip(), gold.strip()) for gold in answers), default=0.0)) for text, answers in pairs]
 

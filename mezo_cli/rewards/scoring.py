@@ -44,8 +44,7 @@ class Reward(AbstractContextManager["Reward"]):
                 self._functions = [worker.Function(part.target) for part in spec.parts]
                 self.needed = [name for one in self._functions for name in one.needed]
             else:
-                parts = [(part.target, part.settings, spec.sha256) for part in spec.parts]
-                self._worker = Worker(parts, timeout)
+                self._worker = Worker([(part.target, part.settings, spec.sha256) for part in spec.parts], timeout)
                 self._worker.start()
                 self.needed = self._worker.needed
         except RewardError as error:
@@ -110,14 +109,13 @@ class Reward(AbstractContextManager["Reward"]):
         return RewardBatch(values.pop(REWARD), values, errors)
 
     def _row_scores(self, batch: Batch) -> list[Scores]:
-        """Return what each row got. After a failure of the batch, its rows are tried one by one."""
         try:
             return [self._sum(scores) for scores in zip(*self._call(batch), strict=True)]
         except RewardError as error:
             failure, locations = str(error), batch["locations"]
         if len(locations) == 1:
             return [failure]
-        all_scores: list[Scores] = []
+        all_scores: list[Scores] = []  # of the rows one by one
         for i, place in enumerate(locations):
             all_scores += self._row_scores({name: [of_rows[i]] for name, of_rows in batch.items()})
             if isinstance(all_scores[-1], str) and self._on_error == "stop":
@@ -137,10 +135,7 @@ class Reward(AbstractContextManager["Reward"]):
         return self._worker.score(batch, [*self._columns])
 
     def _sum(self, by_part: Sequence[Scores]) -> Scores:
-        """Return the scores of a row: those of a reward that stands by itself, or the weighted sum of a mixture.
-
-        Or what is wrong with them: also that their names are not those of the rows before.
-        """
+        """Return a row's scores, of one reward or the weighted sum of a mixture; or what is wrong with them."""
         if len(by_part) == 1 and self.spec.parts[0].weight == 1:
             numbers = by_part[0]
             if isinstance(numbers, str):

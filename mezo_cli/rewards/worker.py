@@ -17,7 +17,6 @@ print goes to stderr. Only the standard library is imported here: the program ge
 import contextlib
 import faulthandler
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import json
@@ -141,8 +140,7 @@ def _describe(error: BaseException) -> str:
     not_users = (os.path.dirname(__file__), "<frozen")
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(not_users)]
     lines = [one.lineno for one in frames if one.filename == frames[0].filename]  # not those of a library that it calls
-    place = f" ({frames[0].filename}:{lines[-1]})" if frames else ""
-    return f"{text[:500]}{place}"
+    return text[:500] + (f" ({frames[0].filename}:{lines[-1]})" if frames else "")
 
 
 def _run_file(file: Path) -> ModuleType:
@@ -235,7 +233,6 @@ class Worker:
 
 
 def _read(pipe: BinaryIO, lines: "queue.SimpleQueue[bytes]") -> None:
-    """Queue the lines of a pipe until it is closed, and then b""."""
     with pipe:
         for line in pipe:
             lines.put(line)

@@ -66,8 +66,7 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer, task.choice)
-        self._texts = ChoiceTexts(task)
-        self._start = start_ids(tokenizer, task.bos_token_id)
+        self._texts, self._start = ChoiceTexts(task), start_ids(tokenizer, task.bos_token_id)
 
     def parts(self, columns: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
         """Return the prompt of a row and the texts of its candidates."""

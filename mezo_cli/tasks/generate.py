@@ -18,8 +18,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError
-from mezo_cli.tasks import encoder
-from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_tokenizer
+from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_tokenizer, plain_backend, start_ids
 from mezo_cli.tasks.template import RowTexts, describe
 
 # Some chat templates write today's date, by a function of this name. A run that is resumed tomorrow must have the same
@@ -83,7 +82,7 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         if settings.chat and not tokenizer.chat_template:
             why = f"{describe_tokenizer(tokenizer)} has no chat template"
             raise UserError(f"task '{task.name}', task.generate.chat=true: {why}; use a chat model, or chat=false")
-        self._start = [] if settings.chat else encoder.start_ids(tokenizer, task.bos_token_id)
+        self._start = [] if settings.chat else start_ids(tokenizer, task.bos_token_id)
         self._is_plain_text = settings.prompt == ""
         if self._is_plain_text and (settings.chat or settings.answer is None):
             needs = "chat=true needs a prompt" if settings.chat else "and no answer: there is nothing to learn"
@@ -117,12 +116,19 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         return self.parts(*row)[0] + ("" if answer is None else answer.render(*row))
 
     def _chat(self, columns: Mapping[str, Any], where: str) -> str:
-        """Return the prompt of a row in the tokenizer's chat template."""
         template, system = self._texts.prompt, self.task.generate.system
         path = template.only_path
         value = None if path is None else path.find(columns, where)
         if path is not None and isinstance(value, list):
-            messages = _check_messages(value, f"{where}: '{path.text}'", system)
+            wrong = next((m for m in value if not (isinstance(m, Mapping) and {"role", "content"} <= m.keys())), None)
+            if wrong is not None or not value:
+                what = f"'{path.text}' {describe(value if wrong is None else wrong)}"
+                raise UserError(f"{where}: {what}; a message is a record with role and content")
+            if system is not None and value[0]["role"] == "system":
+                why = "begins with a system message, and task.generate.system gives another"
+                raise UserError(f"{where}: '{path.text}' {why}")
+            # The model is to write the assistant's message at the end.
+            messages = [dict(m) for m in (value[:-1] if value[-1]["role"] == "assistant" else value)]
         else:
             messages = [{"role": "user", "content": template.render(columns, where)}]
         if system is not None:
@@ -159,7 +165,7 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         if not self.task.generate.chat:
             return super()._tokenize(texts)
-        with encoder.plain_backend(self.tokenizer) as backend:
+        with plain_backend(self.tokenizer) as backend:
             backend.encode_special_tokens = False  # what the chat template writes has special tokens in it
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -201,14 +207,3 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         if self._is_plain_text and not answer:
             raise UserError(f"{where}: the text is empty: there is nothing to learn")
         return PromptRow(ids, answer, 0, columns, tuple(golds), is_cut, skipped=skipped)
-
-
-def _check_messages(value: list[Any], where: str, system: str | None) -> list[dict[str, Any]]:
-    """Return a row's messages up to the last that is not the assistant's, which the model is to write."""
-    wrong = next((m for m in value if not (isinstance(m, Mapping) and {"role", "content"} <= m.keys())), None)
-    if wrong is not None or not value:
-        what = describe(value if wrong is None else wrong)
-        raise UserError(f"{where} {what}; a message is a record with role and content")
-    if system is not None and value[0]["role"] == "system":
-        raise UserError(f"{where} begins with a system message, and task.generate.system gives another")
-    return [dict(m) for m in (value[:-1] if value[-1]["role"] == "assistant" else value)]

@@ -126,7 +126,6 @@ class LmEncoder(ClassificationEncoder):
 
 
 def _prompt_parts(task: TaskConfig) -> list[Literal | Sentence]:
-    """Parse the template and return its parts without the mask at the end."""
     if task.lm.template is None:
         column = task.columns[-1] if task.columns else "text"
         raise UserError(

@@ -99,8 +99,7 @@ class Trial:
         dtype: torch.dtype = torch.float32,
         outputs: int = 1,
     ) -> None:
-        noise = zeroth_order(config).make_noise()
-        self.config, self.problem = config, Regression(noise, device, dtype, outputs)
+        self.config, self.problem = config, Regression(zeroth_order(config).make_noise(), device, dtype, outputs)
         self.optimizer = optimizer_class(config, 1, steps)
         if self.optimizer.replayable:  # as a run does before the first step
             self.optimizer.keep_start(self.problem.forward.params)
@@ -249,7 +248,7 @@ class Conformance:
         for config in self.configs():
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused
-            optimizer = self.optimizer_class(config, 1, STEPS)
+            optimizer = self.trial(config).optimizer
             if not optimizer.replayable or not isinstance(config, PerturbationConfig):
                 pytest.skip("it leaves no trajectory, or has no weight decay")
             n, shown = zeroth_order(config).record_width, optimizer.samples(0)
@@ -348,14 +347,9 @@ class Conformance:
         """The class of its settings."""
         return OPTIMIZERS.load(self.name)
 
-    @property
-    def optimizer_class(self) -> type[Optimizer]:
-        """The optimizer's class."""
-        return OPTIMIZERS.implementation(self.name)
-
     def trial(self, config: OptimizerConfig, steps: int = STEPS, dtype: torch.dtype = torch.float32) -> Trial:
         """Return a run of the optimizer on the regression, before its first step."""
-        return Trial(self.optimizer_class, config, steps, self.device, dtype, self.outputs)
+        return Trial(OPTIMIZERS.implementation(self.name), config, steps, self.device, dtype, self.outputs)
 
     def noises(self) -> list[str]:
         """Return the noises that the optimizer can be given."""
