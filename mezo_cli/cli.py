@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mezo_cli.config.choices import complete
+from mezo_cli.commands.completion import complete
 from mezo_cli.distributed.launch import check_command, silent_followers
 from mezo_cli.errors import (
     FULL,

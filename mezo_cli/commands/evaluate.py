@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mezo_cli.commands.open_run import Opened, open_run
+from mezo_cli.config.objectives import describe_change
 from mezo_cli.config.own_code import REWARD, check_given_again, split_own_code, with_own_code
-from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, Splits, data_dir
 from mezo_cli.console import (
     TextTable,

@@ -37,8 +37,11 @@ def execute(
         import_torch()
         from mezo_cli.training import loop, micro_batch, precision, rate  # they import torch
 
-        config, before = precision.with_compute_dtype(config, run), 0.0
-        config = micro_batch.with_chosen_micro_batch(config, run)
+        before = 0.0
+        if config.model.compute_dtype is None:
+            config = precision.with_compute_dtype(config, run)
+        if config.picks_micro_batch:
+            config = micro_batch.with_chosen_micro_batch(config, run)
         if config.optimizer.picks_rate:
             config, before = rate.with_chosen_rate(config, run)
         summary = loop.train(config, run, console, before)

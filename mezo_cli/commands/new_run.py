@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mezo_cli.config.objectives import NO_REWARD, reward_spec
 from mezo_cli.config.own_code import check_server_given
-from mezo_cli.config.rewards import NO_REWARD, reward_spec
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch

@@ -10,17 +10,17 @@ from mezo_cli.commands.new_run import check_reward
 from mezo_cli.commands.open_run import open_stored
 from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import own_code
+from mezo_cli.config.objectives import describe_change
 from mezo_cli.config.own_code import split_own_code, with_own_code
-from mezo_cli.config.rewards import describe_change
 from mezo_cli.config.schema import Config, to_dict
-from mezo_cli.config.stored import read_config, to_yaml
+from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build
 from mezo_cli.console import announce, print_line, relative_path, training_output
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.runs import Run
-from mezo_cli.runs.recovery import change_end
+from mezo_cli.runs.recovery import change_config
 from mezo_cli.runs.run import ENDS, SWEEP, is_sweep
 
 log = logging.getLogger("mezo")
@@ -79,7 +79,7 @@ def resume_run(
         changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
         if changed or was_finished:  # the summary of a finished one is put aside
             before, after = ({key: getattr(version, key) for key in changed} for version in (config, new))
-            change_end(run, to_yaml(new), before, after)
+            change_config(run, new, before, after)
 
     with training_output(quiet) as console:
         if quiet:

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.atomic import write_atomically
@@ -80,12 +81,15 @@ def _complete_until(config: Config, lines: list[dict[str, Any]], steps: int) -> 
     return steps, ""
 
 
-def change_end(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+def change_config(run: Run, config: Config, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Replace config.yaml of a run that the caller has claimed, and record in run.json which settings change.
 
     The summary and predictions of a finished run are kept as `summary-STEPS.json` and `predictions-STEPS.jsonl`. A
-    crash at any moment leaves a run that can be opened.
+    crash at any moment leaves a run that can be opened. On a rank other than 0 nothing is written.
     """
+    if not run.writes:
+        return
+    config_yaml = to_yaml(config)
     checksum = hashlib.sha256(config_yaml.encode()).hexdigest()
     summary, predicted = run.path / "summary.json", run.path / "predictions.jsonl"
     if summary.exists():

@@ -26,8 +26,7 @@ from mezo_cli.perturb.params import Params
 from mezo_cli.process.device_errors import explain_device_errors, is_device_error
 from mezo_cli.runs import Run
 from mezo_cli.session import restore
-from mezo_cli.session.advice import smaller_model
-from mezo_cli.session.session import Session
+from mezo_cli.session.session import Session, smaller_model
 
 log = logging.getLogger("mezo")
 
@@ -104,7 +103,6 @@ def _load(config: Config, checkpoint: Path | None = None, *, trains: bool = Fals
 def _build_session(
     config: Config, loaded: models.LoadedModel, encoder: Any, optimizer: Optimizer, trains: bool, model: str
 ) -> Session:
-    """Patch the model's forwards, and check its outputs against the unpatched model's."""
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
     params = Params(loaded.model, zeroth_order(config.optimizer).make_noise())
     optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})

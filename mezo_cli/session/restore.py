@@ -22,8 +22,7 @@ from mezo_cli.models.stored_tensors import copy_stored
 from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
-from mezo_cli.session.advice import smaller_model
-from mezo_cli.session.session import Session
+from mezo_cli.session.session import Session, smaller_model
 
 log = logging.getLogger("mezo")
 

@@ -107,7 +107,6 @@ def finish(
 def _results(
     session: Session, scores: Evaluations, untrained: Mapping[str, Evaluation], evaluations: Mapping[str, Evaluation]
 ) -> dict[str, Any]:
-    """Return `dev`, `train` and `test` of the best step, and what they are compared with."""
     config, test = session.config, evaluations.get("test")
     before = untrained if config.steps else evaluations if config.test_at_start else {}
     compared = session.objective.compare(before, evaluations, scores.rows, trained=config.steps > 0)

@@ -68,8 +68,7 @@ def _log_probs(session: Session, rows: list[PromptRow]) -> list[Tensor]:
 
 
 def _drift(params: Params, start: dict[str, Tensor]) -> float:
-    """Return |theta - theta0| / |theta0|, euclidean norms over all trainable tensors; 0 where nothing has moved."""
-    moved, length = 0.0, 0.0
+    moved, length = 0.0, 0.0  # |theta - theta0|^2 and |theta0|^2, over all trainable tensors
     for name, before in start.items():
         tensor = params.tensors[name].detach().flatten()
         for first in range(0, len(before), PART):

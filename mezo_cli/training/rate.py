@@ -16,7 +16,6 @@ import torch
 
 from mezo_cli.config.rates import FACTORS, Rate, find_rate
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import to_yaml
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, RunStopped, UserError
@@ -26,9 +25,8 @@ from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
 from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, recovery
-from mezo_cli.session.advice import smaller_batches
 from mezo_cli.session.prepare import Prepared, prepare
-from mezo_cli.session.session import Session
+from mezo_cli.session.session import Session, smaller_batches
 
 log = logging.getLogger("mezo")
 
@@ -80,7 +78,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
     losses = {f"{rate:g}": result.loss if result else None for rate, result in ended.items()}
     if run.writes:
         run.update(race={"losses": losses, "steps": steps, "forwards": forwards, "chosen": chosen, "row": row.source})
-        recovery.change_end(run, to_yaml(found), {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
+    recovery.change_config(run, found, {"optimizer.lr": "auto"}, {"optimizer.lr": chosen})
     return found, time.perf_counter() - ticks[0]
 
 
