@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -127,8 +127,7 @@ class Server:
 
     def in_order(self, function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
         """Begin a call, after those before it; return a function that waits for its result, or raises its error."""
-        future: Future[Any] = self._order.submit(function, *args)
-        return future.result
+        return self._order.submit(function, *args).result
 
     def complete_all(self, requests: Sequence[tuple[str, Sequence[int], Mapping[str, Any]]]) -> list[Any]:
         """Send requests at once, each of (model or adapter, prompt, settings).

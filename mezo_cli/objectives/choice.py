@@ -107,23 +107,24 @@ class Choice(Objective):
         values = [cross_entropy_of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
         values += [-_of_trained(log_probs, batch)[0], tokens]
         table = torch.cat([torch.stack(values, dim=1), scores[0]], dim=1).cpu()  # the one wait for the device
-        of_rows = zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True)
-        return table[:, : len(VALUES)], [self._record(row, scores) for row, scores in of_rows]
-
-    def _record(self, row: ChoiceRow, padded: np.ndarray) -> dict[str, Any]:
-        scores = padded[: len(row.texts)]
-        weights = np.exp(scores - scores.max())
-        record = {
-            "prompt": self.encoder.decode(row),
-            "candidates": list(row.texts),
-            "scores": scores.tolist(),
-            "probabilities": (weights / weights.sum()).tolist(),
-            "prediction": row.texts[int(scores.argmax())],
-        }
-        if row.right:  # a row to predict has none
-            right = [row.texts[number] for number in row.right]
-            record |= {"right": right, "accuracy": float(record["prediction"] in right)}
-        return record
+        records = list[dict[str, Any]]()
+        for row, padded in zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True):
+            of_row, right = padded[: len(row.texts)], [row.texts[number] for number in row.right]
+            weights, prediction = np.exp(of_row - of_row.max()), row.texts[int(of_row.argmax())]
+            known = (
+                {"right": right, "accuracy": float(prediction in right)} if right else {}
+            )  # none of a row to predict
+            records.append(
+                {
+                    "prompt": self.encoder.decode(row),
+                    "candidates": list(row.texts),
+                    "scores": of_row.tolist(),
+                    "probabilities": (weights / weights.sum()).tolist(),
+                    "prediction": prediction,
+                    **known,
+                }
+            )
+        return table[:, : len(VALUES)], records
 
     def assess(self, values: Tensor, rows: Sequence[ChoiceRow], records: Records | None = None) -> Evaluation:
         """Return the evaluation that `VALUES` of rows are: the accuracy, and the loss."""

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -174,7 +173,7 @@ class CandidateScorer:
                 log_sum = partial(checkpoint, self._log_sum, use_reentrant=False)
             vocabulary = torch.arange(len(self.head.weight), device=hidden.device).split(_ROWS)
             normalizers = torch.stack([log_sum(hidden, rows) for rows in vocabulary]).logsumexp(0)
-            scores = scores - F.pad(in_float64(normalizers), (1, 0))[:, layout["normalizer_of"]]
+            scores = scores - torch.nn.functional.pad(in_float64(normalizers), (1, 0))[:, layout["normalizer_of"]]
         return sum_of_candidates(scores, layout)
 
     def _log_sum(self, hidden: Tensor, rows: Tensor) -> Tensor:  # of exponentials over a part of the vocabulary

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mezo_cli.config.objectives import NO_REWARD, GenerateConfig, RewardSpec, parse_reward, reward_spec
@@ -43,7 +42,7 @@ from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 log = logging.getLogger("mezo")
 
 REWARD = "reward"
-IGNORED = -100  # F.cross_entropy's mark of a position that is not scored
+IGNORED = -100  # torch.nn.functional.cross_entropy's mark of a position that is not scored
 FIGURES = ("truncated", "length")  # of completions: in metrics.jsonl beside the metrics
 UNITS = {"length": " tokens", "truncated": " of all"}
 ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows follows from them
@@ -217,12 +216,11 @@ class Generation(Objective):
             losses: Tensor = self.engine.losses(batch.rows)
             return losses
         # Row by row: in float64 the logits of a whole batch are large.
-        loss = partial(F.cross_entropy, reduction="sum", ignore_index=IGNORED)
+        loss = partial(torch.nn.functional.cross_entropy, reduction="sum", ignore_index=IGNORED)
         rows = zip(self._answer_logits(batch), batch.labels, strict=True)
         return torch.stack([loss(of_row.double(), answer) for of_row, answer in rows])
 
-    def _answer_logits(self, batch: Batch) -> Any:
-        """Return the logits at the positions of `batch.labels`: [rows, longest answer, words]."""
+    def _answer_logits(self, batch: Batch) -> Any:  # at `batch.labels`: [rows, longest answer, words]
         return self.model(**batch.layout, use_cache=False, logits_to_keep=batch.labels.shape[1] + 1).logits[:, :-1]
 
     def answer_log_probs(self, batch: Batch) -> list[Tensor]:

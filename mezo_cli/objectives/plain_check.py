@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
@@ -43,10 +42,8 @@ class PlainCheck:
             self._plain = objective.plain_outputs(loaded, self.rows, encoder)
             if perturbed:
                 flip_weights(params)
-                try:
-                    self._flipped = objective.plain_outputs(loaded, self.rows, encoder)
-                finally:
-                    flip_weights(params)
+                self._flipped = objective.plain_outputs(loaded, self.rows, encoder)
+                flip_weights(params)
 
     def compare(self, objective: Objective) -> None:
         """Refuse a model family that an objective does not support: its outputs, in float32, differ from the model's.
@@ -96,7 +93,7 @@ def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: A
         return forward(*args, **kwargs).float()
     if type(module) is nn.Linear and module.weight.numel() > COPIED:  # the decoder is a third of a small model
         parts = module.weight.split(max(1, COPIED // module.in_features))
-        out = torch.cat([F.linear(args[0], part.float()) for part in parts], dim=-1)
+        out = torch.cat([torch.nn.functional.linear(args[0], part.float()) for part in parts], dim=-1)
         return out if module.bias is None else out.add_(module.bias.float())
     copies = {name: p.float() for name, p in module.named_parameters(recurse=False)}
     return swap_params(module, copies, forward, *args, **kwargs)

@@ -97,11 +97,10 @@ def mean_over_rows(losses: "Tensor") -> "Tensor":
 def count_predictions(scores: "Tensor", labels: "Tensor") -> "Tensor":
     """Return the number of rows per label and prediction, float64 [labels, labels]; nan if a score is not finite."""
     import torch
-    import torch.nn.functional as F
 
-    count = scores.shape[-1]
-    predicted = in_float64(F.one_hot(scores.argmax(dim=-1), count))
-    counts = in_float64(F.one_hot(labels, count)).mT @ predicted
+    one_hot, count = torch.nn.functional.one_hot, scores.shape[-1]
+    predicted = in_float64(one_hot(scores.argmax(dim=-1), count))
+    counts = in_float64(one_hot(labels, count)).mT @ predicted
     return torch.where(scores.isfinite().all(), counts, float("nan"))
 
 

@@ -188,8 +188,7 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         if self._texts.gold is not None and self._has_answers:
             golds = self._texts.gold.find_texts(columns, where, "task.generate.gold")
         elif not self.keep_stop:  # the answer as a completion would give it
-            ends = [next((end for end in self.stop if text.endswith(end)), "") for text in texts]
-            golds = [text.removesuffix(end) for text, end in zip(texts, ends, strict=True)]
+            golds = [text.removesuffix(next(filter(text.endswith, self.stop), "")) for text in texts]
         prompt, answer = prompt_ids, self._answer_ids(texts[0], prompt_ids, all_ids[0], where) if texts else []
         length, space = len(prompt) + max(len(answer), self._room), self.max_length - len(self._start)
         is_cut = length > space

@@ -35,7 +35,21 @@ class LmEncoder(ClassificationEncoder):
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         words, limit = task.lm.label_words or task.label_words, task.lm.max_length or encoder.UNBOUNDED
         super().__init__(task, tokenizer, words, limit)
-        self._parts = _prompt_parts(task)
+        if task.lm.template is None:
+            column = task.columns[-1] if task.columns else "text"
+            raise UserError(
+                f"task '{task.name}' has no template for decoders (objective=lm): set task.lm.template to one that ends"
+                f" in the label word's place, e.g. '{{{column}}} It was {{mask}}', and task.lm.label_words if they "
+                f"differ{task.offered}"
+            )
+        parts = parse_template(task.lm.template, list(task.columns), task.name)
+        parts = parts[parts[0] == Special("cls") : len(parts) - (parts[-1] == Special("sep+"))]
+        where = f"task '{task.name}', task.lm.template {task.lm.template!r}"
+        if parts[-1] != Special("mask"):
+            raise UserError(f"{where}: {{mask}}, the label word's place, must come last: what follows it is not scored")
+        self._parts = [part for part in parts[:-1] if not isinstance(part, Special)]
+        if len(self._parts) != len(parts) - 1:
+            raise UserError(f"{where}: a decoder's prompt has no {{sep}}; write the text that separates them, or \\n")
         last = self._parts[-1]
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
         key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
@@ -123,22 +137,3 @@ class LmEncoder(ClassificationEncoder):
         if start < len(prompt) or encoding.ids[-len(word) :] != word or prompt_ids != self._prompt_ids:
             raise UserError(f"{which}: {_MERGES}")
         return word
-
-
-def _prompt_parts(task: TaskConfig) -> list[Literal | Sentence]:
-    if task.lm.template is None:
-        column = task.columns[-1] if task.columns else "text"
-        raise UserError(
-            f"task '{task.name}' has no template for decoders (objective=lm): set task.lm.template to one that ends in "
-            f"the label word's place, e.g. '{{{column}}} It was {{mask}}', and task.lm.label_words if they differ"
-            f"{task.offered}"
-        )
-    parts = parse_template(task.lm.template, list(task.columns), task.name)
-    where = f"task '{task.name}', task.lm.template {task.lm.template!r}"
-    parts = parts[parts[0] == Special("cls") : len(parts) - (parts[-1] == Special("sep+"))]
-    if parts[-1] != Special("mask"):
-        raise UserError(f"{where}: {{mask}}, the label word's place, must come last: what follows it is not scored")
-    prompt = [part for part in parts[:-1] if not isinstance(part, Special)]
-    if len(prompt) != len(parts) - 1:
-        raise UserError(f"{where}: a decoder's prompt has no {{sep}}; write the text that separates them, or \\n")
-    return prompt

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
@@ -28,7 +27,6 @@ from mezo_cli.config.schema import Config, Example
 from mezo_cli.config.stored import read_config
 from mezo_cli.data.texts import prompt_columns
 from mezo_cli.errors import UserError
-from mezo_cli.models import LoadedModel
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.classification import Classification
@@ -139,7 +137,8 @@ class Conformance:
         batch = session.objective.collate(encoded)
         with torch.no_grad():
             logits = session.objective.outputs(batch)
-            self.assert_close(logits, self.plain_outputs(session, self.load(session), encoded))
+            plain = session.objective.plain_outputs(self.load(session), encoded, session.encoder)
+            self.assert_close(logits, plain)
             assert torch.equal(logits, session.objective.outputs(batch))
         assert (len(logits), logits.dtype) == (len(rows), torch.float32)
 
@@ -167,7 +166,7 @@ class Conformance:
                         z = session.params.noise.z(DIRECTION, name, p.shape, p.device).view(p.shape)
                         p.copy_(theta[name] + sign * EPS * z)
                         other.params.tensors[name].data.copy_(p)
-                expected.append(self.plain_outputs(session, plain, encoded))
+                expected.append(session.objective.plain_outputs(plain, encoded, session.encoder))
                 expected_losses.append(other.loss_of(encoded)())
                 with session.forward.perturbed(DIRECTION, EPS, signs=(sign,)):
                     self.assert_close(session.objective.outputs(batch), expected[-1])
@@ -216,21 +215,17 @@ class Conformance:
 
     # --- helpers ---
 
-    def load(self, session: Session) -> LoadedModel:
+    def load(self, session: Session) -> models.LoadedModel:
         """Return the session's model once more, unpatched."""
         config = session.config
         return models.load(config.model, session.loaded.model_kind, config.task.labels, config.seed)
 
-    def plain_outputs(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
-        """Return the outputs for rows by a model's own forward."""
-        return session.objective.plain_outputs(plain, rows, session.encoder)
-
-    def plain_loss(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor | None:
+    def plain_loss(self, session: Session, plain: models.LoadedModel, rows: list[Any]) -> Tensor | None:
         """Return the loss of rows by a model's own forward, differentiable; None if it is not tested."""
         if not isinstance(session.objective, Classification):
             return None
         labels = torch.tensor([row.label for row in rows]).to(plain.device)
-        return F.cross_entropy(self.plain_outputs(session, plain, rows), labels)
+        return torch.nn.functional.cross_entropy(session.objective.plain_outputs(plain, rows, session.encoder), labels)
 
     def assert_close(self, ours: Tensor, expected: Tensor) -> None:
         """Compare scores."""
