@@ -41,9 +41,12 @@ class PlainCheck:
         with computing_in_float32(loaded.model):
             self._plain = objective.plain_outputs(loaded, self.rows, encoder)
             if perturbed:
-                flip_weights(params)
+                spans = params.spans(params.tensors)
+                for span in spans:
+                    _flip_(span.theta)
                 self._flipped = objective.plain_outputs(loaded, self.rows, encoder)
-                flip_weights(params)
+                for span in spans:
+                    _flip_(span.theta)
 
     def compare(self, objective: Objective) -> None:
         """Refuse a model family that an objective does not support: its outputs, in float32, differ from the model's.
@@ -99,20 +102,15 @@ def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: A
     return swap_params(module, copies, forward, *args, **kwargs)
 
 
-def flip_weights(params: Params) -> None:
-    """Perturb the trainable parameters in place by one flipped bit each; called again, restore them exactly."""
-    for span in params.spans(params.tensors):
-        _flip_(span.theta)
-
-
 def _flip_(theta: Tensor) -> Tensor:
+    """Perturb each element in place by one flipped bit; called again, restore them exactly."""
     dtype, bit = FLIPPED_BITS[theta.dtype]
     theta.view(dtype).bitwise_xor_(bit)
     return theta
 
 
 class _FlippedBits:
-    """The perturbation of `flip_weights`, in place of a noise: it does not depend on direction and element.
+    """The perturbation of `_flip_`, in place of a noise: it does not depend on direction and element.
 
     The flipped weights are those of the positive sign, theta those of the other.
     """
