@@ -50,9 +50,6 @@ class DecoderFamily:
 ROBERTA, BERT = EncoderFamily(positions_follow_padding=True), EncoderFamily()
 
 
-# --- layouts and attention ---
-
-
 def pack_rows(rows: Sequence[Sequence[int]]) -> Arrays:
     """Lay sequences end to end.
 
