@@ -41,7 +41,7 @@ class FrozenLayers:
 
     Attributes:
         count: the number of these layers; 0 until `find`.
-        expected: the batches whose logits will be asked for one after the other; layers that are read want to know.
+        expected: the batches whose logits will be asked for one after the other; used where layers are read from disk.
     """
 
     def __init__(

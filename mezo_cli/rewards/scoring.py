@@ -87,8 +87,8 @@ class Reward(AbstractContextManager["Reward"]):
         right, locations = self._score(batch), batch["locations"]
         if not self.spec.shuffled:
             return right
-        # Rewards that were permuted after they were computed would keep their mean, and with it the loss: that is no
-        # control. So rows are: in the order of a hash of their first samples' seeds, each is replaced by the next.
+        # Rewards that were permuted after they were computed would keep their mean, and with it the loss. So rows are
+        # permuted: in the order of a hash of their first samples' seeds, each is replaced by the next.
         first = {location: i for i, location in reversed(list(enumerate(locations)))}
         order = sorted(first.values(), key=lambda i: hashlib.sha256(str(batch["seed"][i]).encode()).digest())
         following = {locations[i]: j for i, j in zip(order, [*order[1:], *order[:1]], strict=True)}

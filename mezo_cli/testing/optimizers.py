@@ -164,7 +164,7 @@ class Conformance:
         """Defaults are in range, and each setting has a description."""
         values = {**self.settings_class().model_dump(), "name": self.name}
         assert type(choose("optimizer", values)) is self.settings_class
-        assert all(field.description for field in self.settings_class.model_fields.values())
+        assert [name for name, field in self.settings_class.model_fields.items() if not field.description] == []
 
     def test_every_setting_acts_at_the_default_learning_rate(self) -> None:
         """Another value of a setting leads to other weights, alone or with more samples or another noise.
