@@ -149,5 +149,4 @@ def _of_trained(values: Tensor, batch: Batch) -> Tensor:  # [signs, rows, candid
 def _is_right(scores: Tensor, batch: Batch) -> Tensor:
     """Return 1 for each row whose prediction is right, else 0, nan where a score is not finite: [signs, rows]."""
     right = batch.layout["right"].expand(scores.shape).gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
-    is_finite = (scores.isfinite() | (batch.layout["counts"] == 0)).all(-1)
-    return torch.where(is_finite, right.to(scores), math.nan)
+    return torch.where((scores.isfinite() | (batch.layout["counts"] == 0)).all(-1), right.to(scores), math.nan)

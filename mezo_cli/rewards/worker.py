@@ -188,8 +188,7 @@ class Worker:
 
     def score(self, batch: Batch, columns: Sequence[str]) -> list[list[Scores]]:
         """Return what `score` returns for a batch. After a RewardError the process may have to be started again."""
-        scores: list[list[Scores]] = self._call("score", (batch, columns), self._timeout, "objective.reward_timeout")
-        return scores
+        return list(self._call("score", (batch, columns), self._timeout, "objective.reward_timeout"))
 
     def _call(self, method: str, arguments: Any, limit: float, limit_name: str) -> Any:
         process, answer = self._process, None

@@ -375,7 +375,6 @@ class Conformance:
 def other_values(base: OptimizerConfig, name: str) -> list[Any]:
     """Return values of a setting that are allowed, other than that of `base`: near it first, then far off."""
     value, choices = getattr(base, name), takes(type(base), name).get("enum")
-    candidates: list[Any]
     if name == "noise" or choices:
         candidates = list(choices or NOISES.names)
     elif isinstance(value, bool):
