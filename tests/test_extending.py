@@ -18,7 +18,6 @@ import transformers
 
 from mezo_cli.config import choices, registry
 from mezo_cli.config.explain import key_owners
-from mezo_cli.objectives.packing import find_encoder_family
 from mezo_cli.runs import Run
 from tests.command_line import environment, error_line, mezo
 from tests.interruption import interrupt_and_resume, last_weights
@@ -215,7 +214,7 @@ def test_a_loss_and_a_metric(plugins: Path, tmp_path: Path) -> None:
 
 def test_a_model_family(plugins: Path, tmp_path: Path) -> None:
     ours = ready(family(tmp_path, SERVED["electra"]), "objective=mlm")  # the start has compared its scores
-    assert find_encoder_family(ours.loaded.model) is not None
+    assert ours.objective.frozen is not None
     batch = ours.objective.collate(ours.encoder.encode_all(SENTENCES))
     assert ours.objective.fits_paired_forward(batch)
     with torch.no_grad():

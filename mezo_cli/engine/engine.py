@@ -1,7 +1,8 @@
 """An engine at work for one run: start it, check it, let it complete and score, and keep its weights up to date."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from mezo_cli.config.registry import ENGINE_OBJECTIVES
 from mezo_cli.config.schema import Config, OpenAiConfig, VllmConfig
 from mezo_cli.engine.members import Adapters, Members, WorkerWeights
 from mezo_cli.engine.process import VllmServer
-from mezo_cli.engine.server import Server, server_at
+from mezo_cli.engine.server import server_at
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.models.download import fetch
@@ -21,6 +22,7 @@ from mezo_cli.optim import Optimizer, StepResult
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.params import Params
+from mezo_cli.runs import Run
 
 log = logging.getLogger("mezo")
 
@@ -44,7 +46,6 @@ class Engine:
         self.config, self._settings, self._max_length = config, settings, max_length
         self.record: dict[str, Any] = {"name": settings.name}
         self._members: Members | None = None
-        self._server: Server
         if isinstance(settings, OpenAiConfig):
             self._server = server_at(settings)
         else:
@@ -54,18 +55,16 @@ class Engine:
     def attach(self, loaded: LoadedModel, forward: PerturbedForward) -> Members:
         """Return what answers the requests of a session's objective, with the session's weights."""
         self.release()
-        server = self._server
-        if not server.is_started:
-            self.record["version"] = server.start(self._max_length)
+        if not self._server.is_started:
+            self.record["version"] = self._server.start(self._max_length)
             log.info("engine %s %s, %s", self._settings.name, self.record["version"], self._settings.dtype)
-        by = Adapters if self.config.peft.name == "lora" else WorkerWeights
-        self._members = by(server, forward, loaded)
+        kind = Adapters if self.config.peft.name == "lora" else WorkerWeights
+        self._members = kind(self._server, forward, loaded)
         return self._members
 
     def serve(self, session: Any, rows: Sequence[Any]) -> None:
         """Compute a session's forwards from now on, with its weights; the first of `rows` are scored to compare."""
-        by_engine = ENGINE_OBJECTIVES.load(self.config.objective.name)
-        session.objective = by_engine.attach(session.objective, self, rows[:CHECKED_ROWS])
+        ENGINE_OBJECTIVES.load(self.config.objective.name).attach(session.objective, self, rows[:CHECKED_ROWS])
 
     @torch.no_grad()
     def check(self, forward: PerturbedForward, by_model: Callable[[], Tensor], by_engine: Callable[[], Tensor]) -> None:
@@ -124,3 +123,17 @@ class Engine:
         if self._members is not None:
             self._members.close()
         self._server.close()
+
+
+@contextmanager
+def running_engine(config: Config, run: Run, session: Any, rows: Mapping[str, Sequence[Any]]) -> Iterator[Engine]:
+    """Yield the run's engine, which computes the session's forwards from then on; `rows` are those of each split."""
+    longest = ENGINE_OBJECTIVES.load(config.objective.name).longest
+    engine = Engine(config, max(longest(session.objective, of) for of in rows.values() if of))
+    try:
+        engine.serve(session, rows["train"])
+        run.update(engine=engine.record)
+        del session  # which is replaced at the end of a run: memory may not hold two models
+        yield engine
+    finally:
+        engine.close()

@@ -67,9 +67,8 @@ def find_blocks(tensor: np.ndarray, row: np.ndarray, column: np.ndarray) -> list
     local_rows, local_columns = np.nonzero(begins)
     if len(local_rows) > 16 * max(len(tensor), 16):
         raise LayoutError("an engine's tensor is not made of blocks of the checkpoint's")
-    ends = np.append(local_columns[1:], 0)
+    ends, at = np.append(local_columns[1:], 0), (local_rows, local_columns)
     ends[np.append(local_rows[1:] != local_rows[:-1], True)] = tensor.shape[1]
-    at = local_rows, local_columns
     runs = np.column_stack([tensor[at], column[at], ends - local_columns, local_columns, local_rows, row[at]])
     runs = runs[runs[:, 0] > 0].astype(np.int64)
     runs = runs[np.lexsort((runs[:, 4], runs[:, 3]))]
@@ -77,12 +76,10 @@ def find_blocks(tensor: np.ndarray, row: np.ndarray, column: np.ndarray) -> list
     joins = np.zeros(len(runs), dtype=bool)
     joins[1:] = (runs[1:, :4] == runs[:-1, :4]).all(axis=1) & (runs[1:, 4:] == runs[:-1, 4:] + 1).all(axis=1)
     firsts = np.nonzero(~joins)[0]
-    counts = np.diff(np.append(firsts, len(runs)))
+    blocks = zip(runs[firsts].tolist(), np.diff(np.append(firsts, len(runs))).tolist(), strict=True)
     return [
-        Block(number - 1, first_row - 1, first_column - 1, int(count), length, local_row, local_column)
-        for (number, first_column, length, local_column, local_row, first_row), count in zip(
-            runs[firsts].tolist(), counts, strict=True
-        )
+        Block(number - 1, row - 1, column - 1, count, length, local_row, local_column)
+        for (number, column, length, local_column, local_row, row), count in blocks
     ]
 
 

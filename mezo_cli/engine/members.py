@@ -7,6 +7,7 @@ computes while mezo rewards completions.
 mezo's own copy of theta is the authoritative one: checkpoints and the trajectory come from it.
 """
 
+import contextlib
 import copy
 import json
 import os
@@ -60,8 +61,7 @@ class Members:
         self._server, self._forward, self._params = server, forward, forward.params
         self._request: tuple[Prompts, Settings] = [], []
         self._left: list[Member] = []  # not sent yet
-        self._sent: deque[tuple[Sequence[Member], Wait]] = deque()
-        self._answers: dict[Member, list[Any]] = {}
+        self._sent, self._answers = deque[tuple[Sequence[Member], Wait]](), dict[Member, list[Any]]()
 
     def ask(self, prompts: Prompts, settings: Settings) -> list[list[Any]]:
         """Return the answers to each prompt for each member whose weights are active: [signs][prompts]."""
@@ -71,8 +71,7 @@ class Members:
             self.forget()
             self._request = prompts, settings
             upcoming = [member for point in self._forward.upcoming for member in _members(point)]
-            first = wanted[0]
-            self._left = upcoming[upcoming.index(first) :] if first in upcoming else wanted
+            self._left = upcoming[upcoming.index(wanted[0]) :] if wanted[0] in upcoming else wanted
         while any(member not in self._answers for member in wanted):
             self._fill()
             members, wait = self._sent.popleft()
@@ -148,8 +147,7 @@ class Adapters(Members):
 
     def __init__(self, server: Server, forward: PerturbedForward, loaded: LoadedModel) -> None:
         super().__init__(server, forward)
-        self.at_once, self._count = server.settings.max_loras, 0
-        self._theta, self._loaded = "", set[str]()
+        self.at_once, self._count, self._theta, self._loaded = server.settings.max_loras, 0, "", set[str]()
         self._root = tempfile.TemporaryDirectory(prefix="mezo-adapters-", dir=server.folder)
         os.chmod(self._root.name, 0o755)  # a server may be another user's process
         self._template = Path(self._root.name) / "template"
@@ -168,8 +166,7 @@ class Adapters(Members):
     def _complete(self, prompts: Prompts, settings: Settings, folders: Sequence[str], theta: str) -> list[list[Any]]:
         for folder in folders:
             if folder not in self._loaded:
-                named = {"lora_name": Path(folder).name, "lora_path": folder}
-                self._server.ask("POST", self._server.paths.load, named)
+                self._server.ask("POST", self._server.paths.load, {"lora_name": Path(folder).name, "lora_path": folder})
                 self._loaded.add(folder)
         asked = list(zip(prompts, settings, strict=True))
         answers = self._server.complete_all([(Path(folder).name, *one) for folder in folders for one in asked])
@@ -177,20 +174,17 @@ class Adapters(Members):
         return [answers[i : i + len(asked)] for i in range(0, len(answers), len(asked))]
 
     def _write(self, member: Member) -> str:
-        """Write a member's adapter and return its folder."""
         self._count += 1
-        folder = Path(self._root.name) / f"{Path(self._root.name).name}-{self._count}"
+        root, tensors = Path(self._root.name), dict[str, Tensor]()
+        folder = root / f"{root.name}-{self._count}"
         shutil.copytree(self._template, folder)
-        tensors = {}
         for name, name_in_file in self._names.items():
-            p = self._params.tensors[name]
-            if member.direction is None:
-                tensors[name_in_file] = p.detach().cpu().clone()
-            else:
-                span = self._params.span_of[name]
+            p, span = self._params.tensors[name], self._params.span_of[name]
+            out = p.detach()
+            if member.direction is not None:
                 out = p.new_empty(span.numel)
                 self._params.noise.perturb(member.direction, span, member.c, out)
-                tensors[name_in_file] = out[: p.numel()].view(p.shape).cpu()
+            tensors[name_in_file] = out.flatten()[: p.numel()].view(p.shape).cpu().clone()
         save_file(tensors, folder / WEIGHTS)
         (folder / WEIGHTS).chmod(0o644)  # which is written for its owner alone
         return str(folder)
@@ -209,12 +203,8 @@ class Adapters(Members):
 
     def close(self) -> None:
         """Unload what is loaded, and remove the folders."""
-        try:
+        with self._root, contextlib.suppress(UserError, RunFailed):  # the server may have ended
             self._remove(list(self._loaded))
-        except (UserError, RunFailed):  # it may have ended
-            pass
-        finally:
-            self._root.cleanup()
 
 
 class WorkerWeights(Members):
@@ -243,9 +233,8 @@ class WorkerWeights(Members):
 
     def _call(self, method: str, **params: Any) -> list[Any]:
         """Call a method of `Shards` in every worker, with arguments as a text in JSON; return their results."""
-        answer = self._server.ask("POST", "/collective_rpc", {"method": "mezo", "args": [method, json.dumps(params)]})
-        results: list[Any] = answer["results"]
-        return results
+        body = {"method": "mezo", "args": [method, json.dumps(params)]}
+        return list(self._server.ask("POST", "/collective_rpc", body)["results"])
 
     def _change_to(self, member: Member) -> None:
         self._active, self._salt = member, secrets.token_hex(8)
@@ -275,8 +264,7 @@ class WorkerWeights(Members):
 
     def check(self, params: Params) -> None:
         """Check that the workers' weights are bitwise identical to `params`."""
-        tensors = list(params.tensors.items())
-        wrong = set()
+        tensors, wrong = list(params.tensors.items()), set()
         for numbers, sha256 in (block for of_worker in self._call("digests") for block in of_worker):
             block = Block(*numbers)
             name, p = tensors[block.tensor]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from mezo_cli.objectives.generation import Generation
 from mezo_cli.objectives.scoring import in_float64
 from mezo_cli.tasks.generate import PromptRow
 
-Scored = TypeVar("Scored", Lm, Choice)
 SCORED = 16  # tokens of a row whose scores are compared with the model's own
 
 
@@ -31,13 +30,13 @@ class EngineScores:
         return max(len(ids) for ids, _ in texts_of(objective.scorer, rows)) - 1
 
     @staticmethod
-    def attach(objective: Scored, engine: Engine, rows: Sequence[Any]) -> Scored:
+    def attach(objective: Lm | Choice, engine: Engine, rows: Sequence[Any]) -> None:
         """Let an engine score the candidates of an objective; compare some scores when it has just started."""
         members, scorer = engine.attach(objective.loaded, objective.forward), objective.scorer
 
         def by_engine(batch: Batch) -> Tensor:
-            texts = texts_of(scorer, batch.rows)
-            return sum_of_candidates(in_float64(members.token_scores(texts).to(batch.labels.device)), batch.layout)
+            of_tokens = members.token_scores(texts_of(scorer, batch.rows)).to(batch.labels.device)
+            return sum_of_candidates(in_float64(of_tokens), batch.layout)
 
         def comparable(scores: Tensor) -> Tensor:  # the model's own may be without the prompt's normalizer
             return scores if scorer.normalizes_first else scores.log_softmax(-1)
@@ -47,15 +46,15 @@ class EngineScores:
             objective.forward, lambda: comparable(scorer.log_probs(batch)), lambda: comparable(by_engine(batch))
         )
         scorer.engine = by_engine
-        return objective
 
 
 def texts_of(scorer: CandidateScorer, rows: Sequence[Any]) -> list[tuple[list[int], int]]:
     """Return each row's prompt with each of its candidates, and how many tokens of it, at the end, are scored."""
-    texts = list[tuple[list[int], int]]()
-    for prompt, candidates, counts in map(scorer.read, rows):
-        texts += [([*prompt, *ids], count) for ids, count in zip(candidates, counts, strict=True)]
-    return texts
+    return [
+        ([*prompt, *ids], count)
+        for prompt, candidates, counts in map(scorer.read, rows)
+        for ids, count in zip(candidates, counts, strict=True)
+    ]
 
 
 class EngineAnswers:
@@ -75,7 +74,7 @@ class EngineAnswers:
         return max(len(row.input_ids) + max(len(row.answer_ids), room) for row in rows)
 
     @staticmethod
-    def attach(objective: Generation, engine: Engine, rows: Sequence[PromptRow]) -> Generation:
+    def attach(objective: Generation, engine: Engine, rows: Sequence[PromptRow]) -> None:
         """Let an engine complete the prompts and score the answers of an objective from now on.
 
         When it has just started, the losses of the rows' last tokens are compared with the model's own.
@@ -86,7 +85,6 @@ class EngineAnswers:
         batch = objective.collate(scored)
         engine.check(objective.forward, lambda: objective.answer_losses(batch).cpu(), lambda: answers.losses(scored))
         objective.engine = answers
-        return objective
 
     def complete(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampling: Sampling) -> list[Completion]:
         """Complete each prompt; with a temperature by the engine's random numbers of the prompt's seed."""
@@ -98,22 +96,20 @@ class EngineAnswers:
             "stop_token_ids": sorted(self._ends),
         }
         (of_all,) = self._members.ask(list(prompts), [{**common, "seed": seed} for seed in seeds])
-        return [self._completion(ids, text, sampling.max_new_tokens) for ids in of_all]
-
-    def _completion(self, ids: list[int], text: CompletionText, limit: int) -> Completion:
-        """Return the completion that ends where one without an engine ends: it may find a stop text later."""
-        for number, token in enumerate(ids, start=1):
-            if token in self._ends:
-                return Completion(ids[:number], text.of(ids[: number - 1]), False)
-            if text.has_ended(ids[:number]):
-                return Completion(ids[:number], text.of(ids[:number]), False)
-        return Completion(ids, text.of(ids), len(ids) >= limit)
+        completions = []
+        for ids in of_all:  # each ends where one without an engine ends: the engine may find a stop text later
+            pairs = enumerate(ids, start=1)
+            end = next((n for n, token in pairs if token in self._ends or text.has_ended(ids[:n])), None)
+            said = ids[:end]
+            shown = said[:-1] if said and said[-1] in self._ends else said
+            completions.append(Completion(said, text.of(shown), end is None and len(ids) >= sampling.max_new_tokens))
+        return completions
 
     def losses(self, rows: Sequence[PromptRow]) -> Tensor:
         """Return the sum of the losses of each answer's tokens: float64 [rows]."""
-        lengths = [len(row.answer_ids) for row in rows]
-        (of_all,) = self._members.token_scores([(row.text, len(row.answer_ids)) for row in rows]).double()
-        return -torch.stack([of_row.sum() for of_row in of_all.split(lengths)])
+        texts = [(row.text, len(row.answer_ids)) for row in rows]
+        (of_all,) = self._members.token_scores(texts).double()
+        return -torch.stack([of_row.sum() for of_row in of_all.split([count for _, count in texts])])
 
 
 def with_last_tokens_scored(row: PromptRow) -> PromptRow:

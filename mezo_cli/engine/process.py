@@ -55,10 +55,13 @@ class VllmServer(Server):
                 env=environment(settings.tensor_parallel) | variables,
                 start_new_session=True,  # Ctrl-C is mezo's alone
             )
-        if not self._listens():
-            why = self.describe_end() or f"it did not listen within engine.timeout={settings.timeout:g} s"
-            self.close()
-            self.fail(why)
+        until = time.monotonic() + settings.timeout
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() >= until:
+                why = self.describe_end() or f"it did not listen within engine.timeout={settings.timeout:g} s"
+                self.close()
+                self.fail(why)
+            time.sleep(0.1)
 
     def _arguments(self, settings: VllmConfig, model: Path, max_length: int, rank: int | None) -> list[str]:
         options: dict[str, object] = {
@@ -84,14 +87,8 @@ class VllmServer(Server):
         return [*(f"--{name}={value}" for name, value in options.items()), *flags]
 
     def _listens(self) -> bool:
-        """Wait until the server listens; return whether it does."""
-        until = time.monotonic() + self.settings.timeout
-        while self._process.poll() is None and time.monotonic() < until:
-            with socket.socket(socket.AF_UNIX) as connection:  # vLLM makes the file before it loads the model
-                if connection.connect_ex(str(self.socket)) == 0:
-                    return True
-            time.sleep(0.1)
-        return False
+        with socket.socket(socket.AF_UNIX) as connection:  # vLLM makes the file before it loads the model
+            return connection.connect_ex(str(self.socket)) == 0
 
     def start(self, max_length: int) -> str:
         """Return vLLM's version."""
@@ -103,11 +100,10 @@ class VllmServer(Server):
         status = self._process.poll()
         if status is None:
             return ""
-        how = f"its process ended with status {status}"
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         errors = (re.search(r"\b\w*(Error|Exception): .*", line) for line in lines if " WARNING " not in line)
         first = next((error.group() for error in errors if error), lines[-1] if lines else "")
-        return f"{how}: {first}" if first else how
+        return f"its process ended with status {status}" + (f": {first}" if first else "")
 
     def close(self) -> None:
         """End the server and all that it started."""
@@ -126,8 +122,7 @@ def environment(tensor_parallel: int) -> dict[str, str]:
     left_out = ("PYTHON", "VIRTUAL_ENV", *(OF_RANKS if "RANK" in before else ()))
     kept = {key: value for key, value in before.items() if not key.startswith(left_out)}
     if "RANK" not in before:
-        shared = {} if tensor_parallel == 1 else {BIND: "|".join(cpu_groups(cpus, tensor_parallel))}
-        return shared | kept
+        return kept if tensor_parallel == 1 else {BIND: "|".join(cpu_groups(cpus, tensor_parallel))} | kept
     rank = int(before.get("LOCAL_RANK", before["RANK"]))
     count = int(before.get("LOCAL_WORLD_SIZE", before["WORLD_SIZE"])) * tensor_parallel
     share = slice(rank * tensor_parallel, (rank + 1) * tensor_parallel)

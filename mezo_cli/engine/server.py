@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -67,8 +67,8 @@ class SGLang(Vllm):
         names = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
         sampling = {names.get(key, key): value for key, value in settings.items() if key != TOKENS}
         scored = {"return_logprob": True, "token_ids_logprob": settings[TOKENS]} if TOKENS in settings else {}
-        common = {"input_ids": list(prompt), "lora_path": name, "sampling_params": {**sampling, "ignore_eos": True}}
-        return {**common, **scored}
+        sampling["ignore_eos"] = True
+        return {"input_ids": list(prompt), "lora_path": name, "sampling_params": sampling, **scored}
 
     def read(self, answer: Any, is_scored: bool) -> Any:
         """Return the tokens of a completion, or token -> log-probability after the prompt."""
@@ -116,8 +116,7 @@ class Server:
         self.settings, self._connect, self._place, self.folder, self._prefix = settings, connect, place, folder, prefix
         self.paths = SGLang() if getattr(settings, "server", "vllm") == "sglang" else Vllm()
         self.is_started, self.model = False, ""
-        self._order = ThreadPoolExecutor(1)
-        self._requests = ThreadPoolExecutor(REQUESTS)
+        self._order, self._requests = ThreadPoolExecutor(1), ThreadPoolExecutor(REQUESTS)
 
     def start(self, max_length: int) -> str:
         """Check that the server takes texts of some length, and return what run.json says of its version."""
@@ -128,14 +127,12 @@ class Server:
 
     def in_order(self, function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
         """Begin a call, after those before it; return a function that waits for its result, or raises its error."""
-        future: Future[Any] = self._order.submit(function, *args)
-        return future.result
+        return self._order.submit(function, *args).result
 
     def complete_all(self, requests: Sequence[tuple[str, Sequence[int], Mapping[str, Any]]]) -> list[Any]:
         """Send requests at once, each of (model or adapter, prompt, settings).
 
-        Returns:
-            Of each the tokens of the completion; where settings have `TOKENS`, token -> log-probability.
+        Return of each the tokens of the completion; where settings have `TOKENS`, token -> log-probability.
         """
         return list(self._requests.map(self._complete, *zip(*requests, strict=True)))
 
@@ -165,7 +162,6 @@ class Server:
         return answer
 
     def _refuse(self, path: str, status: int, answer: Any) -> NoReturn:
-        """Say what the server did not like: its answer, with this status."""
         message = answer.get("error", answer) if isinstance(answer, dict) else answer
         why = str(message.get("message", message) if isinstance(message, dict) else message)
         loads = path == self.paths.load
@@ -203,7 +199,6 @@ def server_at(settings: OpenAiConfig) -> Server:
         raise UserError(f"engine.url: {parts.hostname} is another machine: it needs engine.allow_remote=true")
     if not (folder.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK)):
         raise UserError(f"engine.adapter_dir={folder}: give the absolute path of a folder that can be written to")
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    kind, prefix = HTTPSConnection if parts.scheme == "https" else HTTPConnection, parts.path.rstrip("/")
     connect = partial(kind, parts.hostname, parts.port, timeout=settings.timeout)
-    prefix = parts.path.rstrip("/").removesuffix("/v1")
-    return Server(settings, connect, f"{parts.hostname}:{parts.port}", folder, prefix)
+    return Server(settings, connect, f"{parts.hostname}:{parts.port}", folder, prefix.removesuffix("/v1"))

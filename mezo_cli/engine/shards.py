@@ -53,10 +53,9 @@ class Shards:
         self._mezo_tensors = [(name, tuple(shape)) for name, shape in tensors]
         self._mezo_noise = make_noise(noise)
         self._mezo_held: list[tuple[Tensor, Tensor, Block]] = []  # (weights, theta, block): [block's rows, columns]
-        model = self.model_runner.get_model()
+        model, loaded = self.model_runner.get_model(), []
         params = dict(model.named_parameters())
         weights = {name: p.data for name, p in params.items()}
-        loaded = []
         for what in ("tensor", "row", "column"):
             for p in params.values():
                 p.data = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
@@ -118,10 +117,9 @@ class Shards:
         width, device = as_matrix(shape)[1], self._mezo_held[0][0].device
         size = max(1, PART // width)
         for start in range(0, block.rows, size):
-            rows = min(size, block.rows - start)
-            first = (block.row + start) * width
+            rows, first = min(size, block.rows - start), (block.row + start) * width
             z = self._mezo_noise.z(Direction(*direction), name, shape, device, first, first + rows * width)
-            yield slice(start, start + rows), z.view(rows, width)[:, block.column : block.column + block.columns]
+            yield slice(start, start + rows), z.view(rows, width)[:, block.source[1]]
 
 
 def _matrix(tensor: Tensor) -> Tensor:

@@ -88,9 +88,8 @@ class Objective:
     def row_losses(self, batch: Any) -> Tensor:
         """Return the loss of each row, of which the batch's loss is the mean.
 
-        Returns:
-            float64 (float32 on MPS), [1, rows], or [2, rows] inside `forward.perturbed` with both signs, which is asked
-            for only where `fits_paired_forward` returned True. It is differentiable under `torch.enable_grad`.
+        Return float64 (float32 on MPS), [1, rows], or [2, rows] inside `forward.perturbed` with both signs, which is
+        asked for only where `fits_paired_forward` returned True. It is differentiable under `torch.enable_grad`.
         """
         raise NotImplementedError
 
@@ -118,9 +117,8 @@ class Objective:
 
     def fits_paired_forward(self, batch: Any) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
-        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
-            return False
-        return batch.layout["input_ids"].numel() <= self.forward.paired_tokens
+        can_pair = self.supports_paired_forward and self.forward.supports_paired_forward
+        return can_pair and batch.layout["input_ids"].numel() <= self.forward.paired_tokens
 
     def outputs(self, batch: Any) -> Tensor:
         """Return the model's outputs that the loss is computed from, differentiable: [rows, ...], float32.
@@ -137,8 +135,7 @@ class Objective:
     @classmethod
     def check_rows(cls, encoder: Any) -> list[Any]:
         """Return two short rows, on which `outputs` is compared with `plain_outputs`."""
-        columns = encoder.task.columns
-        return encoder.encode_all([Example((text,) * len(columns), 0) for text in ("a", "a a a")])
+        return encoder.encode_all([Example((text,) * len(encoder.task.columns), 0) for text in ("a", "a a a")])
 
     # --- evaluations ---
 
@@ -173,7 +170,10 @@ class Objective:
         # A rank that has no batch measures one in vain: it has to know how many values a row has.
         of_rank, width = batches[ranks.rank :: ranks.size] or batches[:1], self.config.rows_per_forward(size)
         split = [[batch[start : start + width] for start in range(0, len(batch), width)] for batch in of_rank]
-        collated = self._collate_all([[rows[i] for i in numbers] for parts in split for numbers in parts])
+        all_rows = [[rows[i] for i in numbers] for parts in split for numbers in parts]
+        collated: Iterator[Any] = map(self.collate, all_rows)
+        if self.frozen is not None:
+            collated = self.frozen.collated(all_rows, self.collate)
         for done, parts in enumerate(split):
             measured = [measure(next(collated)) for _ in parts]
             values.append(torch.cat([of_rows for of_rows, _ in measured]).cpu())
@@ -187,14 +187,6 @@ class Objective:
             records = [record for text in texts for record in json.loads(text)]
         places = np.argsort([i for share in shares for i in share])
         return of_all[torch.from_numpy(places)], [records[i] for i in places] if records else []
-
-    def _collate_all(self, parts: Sequence[Sequence[Any]]) -> Iterator[Any]:
-        """Yield the batches of an evaluation; the model's layers are told which ones they will get together."""
-        for group in ([rows] for rows in parts) if self.frozen is None else self.frozen.together(parts):
-            batches = [self.collate(rows) for rows in group]
-            if self.frozen is not None:
-                self.frozen.expect(batches)
-            yield from batches
 
     def evaluate(self, rows: Sequence[Any], report: Report = lambda done: None, ranks: Ranks = ALONE) -> Evaluation:
         """Evaluate all rows. `report` is called with the number of rows done."""
@@ -215,9 +207,8 @@ class Objective:
 
     def describe_row(self, example: Example) -> dict[str, Any]:
         """Return what predictions.jsonl says of a row besides its record."""
-        if example.columns is not None:
-            return {"columns": dict(example.columns)}
-        return {"columns": dict(zip(self.config.task.columns, example.texts, strict=True))}
+        named = zip(self.config.task.columns, example.texts, strict=True)
+        return {"columns": dict(named if example.columns is None else example.columns)}
 
     def compare(
         self, before: Evaluations, after: Evaluations, rows: Mapping[str, Sequence[Any]], *, trained: bool
@@ -251,8 +242,13 @@ class BatchLoss:
     def __init__(
         self, objective: Objective, batches: Sequence[Any], ranks: Ranks = ALONE, rows: int = 0, weights: Weights = None
     ) -> None:
-        self._objective, self._batches, self._rows, self._ranks = objective, batches, rows, ranks
-        self._weights = weights
+        self._objective, self._batches, self._rows, self._ranks, self._weights = (
+            objective,
+            batches,
+            rows,
+            ranks,
+            weights,
+        )
         if weights is not None and objective.loss_from_counts:
             raise UserError(
                 f"objective.loss={objective.config.objective.loss}: it is no mean over rows, so that data.weights=mean "
@@ -294,30 +290,25 @@ class BatchLoss:
         return losses if self._weights is None else losses * losses.new_tensor(self._weights)
 
     def _of_members(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return what `compute` does for each weight set: one sign after the other where a batch does not fit."""
-        forward, frozen = self._objective.forward, self._objective.frozen
-        if frozen is not None:
-            frozen.expect(self._batches)
+        forward = self._objective.forward
+        if self._objective.frozen is not None:
+            self._objective.frozen.expected = self._batches
         if forward.num_signs == 2 and not all(map(self._objective.fits_paired_forward, self._batches)):
-            return forward.forward_per_sign(compute).flatten(0, 1)
+            return forward.forward_per_sign(compute).flatten(0, 1)  # a batch that does not fit
         return compute()
 
 
-def linear_in_float32(forward: PerturbedForward, layer: nn.Linear, rows: Tensor | None, hidden: Tensor) -> Tensor:
-    """Multiply hidden states by some rows of an unpatched layer (None: all), whatever the compute dtype is.
+def linear_in_float32(forward: PerturbedForward, layer: nn.Linear, rows: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Return what multiplies hidden states by rows of an unpatched layer (None: all), whatever the compute dtype is.
 
-    For a few rows this costs nothing. [signs * rows, ..., width] -> float32 [signs, any, rows of the weight].
+    z of these rows is drawn here, once. For a few rows this costs nothing. What is returned is a function of hidden
+    states, [signs * rows, ..., width] -> float32 [signs, any, rows of the weight].
     """
-    return drawn_in_float32(forward, layer, rows)(hidden)
-
-
-def drawn_in_float32(forward: PerturbedForward, layer: nn.Linear, rows: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return `linear_in_float32` of any hidden states, for which z of these rows is drawn here, once."""
     weight = forward.perturbed_weight(layer.weight, rows, torch.float32)
     bias = None if layer.bias is None else forward.perturbed_weight(layer.bias, rows, torch.float32).unsqueeze(-2)
-    signs = len(weight) if weight.dim() == 3 else 1
 
     def multiply(hidden: Tensor) -> Tensor:
+        signs = len(weight) if weight.dim() == 3 else 1
         scores = hidden.float().reshape(signs, -1, hidden.shape[-1]) @ weight.mT
         return scores if bias is None else scores + bias
 

@@ -23,7 +23,7 @@ from mezo_cli.objectives.base import Measured, Objective, Records
 from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.decoder import CandidateScorer, Row, plain_log_probs
 from mezo_cli.objectives.prediction import ChosenCandidate
-from mezo_cli.objectives.scoring import Evaluation, cross_entropy, mean_of
+from mezo_cli.objectives.scoring import Evaluation, cross_entropy_of_rows, mean_of
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks.choice import ChoiceEncoder, ChoiceRow
 
@@ -41,31 +41,23 @@ class Choice(Objective):
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
         assert isinstance(config.objective, ChoiceConfig)
-        self._settings, model = config.objective, loaded.model
-        self.loss_from_counts = self._settings.loss == "lm"
-        self.scorer = CandidateScorer(model, forward, _texts_of, "choice", normalizes_first=True)
+        self._settings, self.loss_from_counts = config.objective, config.objective.loss == "lm"
+        self.scorer = CandidateScorer(loaded.model, forward, _texts_of, "choice", normalizes_first=True)
         self.supports_paired_forward, self.frozen = self.scorer.is_packed, self.scorer.frozen
-
-    # --- batches ---
 
     def lay_out(self, rows: Sequence[ChoiceRow]) -> Arrays:
         """Lay out prompts and candidates for one forward; and `right`: bool [rows, most candidates]."""
         arrays = self.scorer.lay_out(rows)
-        right = np.zeros(arrays["counts"].shape, dtype=bool)
-        for of_row, row in zip(right, rows, strict=True):
-            of_row[list(row.right)] = True
-        return arrays | {"right": right}
+        numbers = range(arrays["counts"].shape[1])
+        return arrays | {"right": np.array([[number in row.right for number in numbers] for row in rows])}
 
     @classmethod
     def check_rows(cls, encoder: Any) -> list[ChoiceRow]:
         """Return two short rows of tokens that any text may have."""
-        prompts, words = (
-            [tuple(encoder.tokenizer.encode(text, add_special_tokens=False)) or (0,) for text in texts]
-            for texts in (("a", "a b c"), ("b", "c d e"))
-        )
-        return [ChoiceRow(ids, tuple(words), tuple(map(len, words)), ("", ""), (1,)) for ids in prompts]
-
-    # --- scores ---
+        texts = ("a", "a b c", "b", "c d e")
+        ids = [tuple(encoder.tokenizer.encode(text, add_special_tokens=False)) or (0,) for text in texts]
+        prompts, words = ids[:2], tuple(ids[2:])
+        return [ChoiceRow(prompt, words, tuple(map(len, words)), ("", ""), (1,)) for prompt in prompts]
 
     def scores(self, batch: Batch, log_probs: Tensor | None = None) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
@@ -75,10 +67,9 @@ class Choice(Objective):
         return scores.masked_fill(counts == 0, -math.inf)
 
     def outputs(self, batch: Batch) -> Tensor:
-        """Return the mean log-probability of the candidate that is trained, and the mean of all candidates'.
+        """Return the mean log-probability of the trained candidate and the mean of all: float32 [rows, 2].
 
-        Returns:
-            float32 [rows, 2], or [2, rows, 2] under both signs of a perturbation.
+        [2, rows, 2] under both signs of a perturbation.
         """
         counts = batch.layout["counts"]
         means = self.scorer.log_probs(batch) / counts.clamp(min=1)
@@ -91,20 +82,16 @@ class Choice(Objective):
         outputs = []
         for row in rows:
             numbers, texts = range(len(row.candidates)), _texts_of(row)
-            scores = [plain_log_probs(loaded, texts, number) for number in numbers]
-            means = torch.stack([of_tokens.mean() for of_tokens in scores])
+            means = torch.stack([plain_log_probs(loaded, texts, number).mean() for number in numbers])
             outputs.append(torch.stack([means[row.label], means.mean()]))
         return torch.stack(outputs)
-
-    # --- losses ---
 
     def row_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each row, [1, rows] or [2, rows]: cross-entropy, or 1 for a wrong prediction."""
         scores = self.scores(batch)
         if self._settings.loss == "accuracy":
             return 1.0 - _is_right(scores, batch)
-        assert cross_entropy.of_rows is not None
-        return torch.stack([cross_entropy.of_rows(of_sign, batch.labels) for of_sign in scores])
+        return torch.stack([cross_entropy_of_rows(of_sign, batch.labels) for of_sign in scores])
 
     def counts(self, batch: Batch) -> Tensor:
         """Return minus the log-probabilities of the tokens of all right candidates, and their number: [signs, 2]."""
@@ -112,46 +99,39 @@ class Choice(Objective):
         tokens = _of_trained(batch.layout["counts"].expand(len(trained), -1, -1), batch)
         return torch.stack([-trained.sum(-1), tokens.sum(-1).to(trained)], dim=-1)
 
-    # --- evaluations ---
-
     def measure(self, batch: Batch) -> Measured:
-        """Return `VALUES` of each row, and a record: prompt, candidates, their scores, the prediction.
-
-        The record's probabilities are the softmax of the scores.
-        """
-        assert cross_entropy.of_rows is not None
+        """Return `VALUES` of each row, and a record: prompt, candidates, scores and their softmax, prediction."""
         log_probs = self.scorer.log_probs(batch)
         scores = self.scores(batch, log_probs)
-        tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)
-        values = [cross_entropy.of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
-        values += [-_of_trained(log_probs, batch)[0], tokens[0].to(scores)]
+        tokens = _of_trained(batch.layout["counts"].unsqueeze(0), batch)[0].to(scores)
+        values = [cross_entropy_of_rows(scores[0], batch.labels), _is_right(scores, batch)[0]]
+        values += [-_of_trained(log_probs, batch)[0], tokens]
         table = torch.cat([torch.stack(values, dim=1), scores[0]], dim=1).cpu()  # the one wait for the device
-        of_rows = zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True)
-        return table[:, : len(VALUES)], [self._record(row, scores) for row, scores in of_rows]
-
-    def _record(self, row: ChoiceRow, padded: np.ndarray) -> dict[str, Any]:
-        scores = padded[: len(row.texts)]
-        weights = np.exp(scores - scores.max())
-        record = {
-            "prompt": self.encoder.decode(row),
-            "candidates": list(row.texts),
-            "scores": scores.tolist(),
-            "probabilities": (weights / weights.sum()).tolist(),
-            "prediction": row.texts[int(scores.argmax())],
-        }
-        if row.right:  # a row to predict has none
-            right = [row.texts[number] for number in row.right]
-            record |= {"right": right, "accuracy": float(record["prediction"] in right)}
-        return record
+        records = list[dict[str, Any]]()
+        for row, padded in zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True):
+            of_row, right = padded[: len(row.texts)], [row.texts[number] for number in row.right]
+            weights, prediction = np.exp(of_row - of_row.max()), row.texts[int(of_row.argmax())]
+            known = (
+                {"right": right, "accuracy": float(prediction in right)} if right else {}
+            )  # none of a row to predict
+            records.append(
+                {
+                    "prompt": self.encoder.decode(row),
+                    "candidates": list(row.texts),
+                    "scores": of_row.tolist(),
+                    "probabilities": (weights / weights.sum()).tolist(),
+                    "prediction": prediction,
+                    **known,
+                }
+            )
+        return table[:, : len(VALUES)], records
 
     def assess(self, values: Tensor, rows: Sequence[ChoiceRow], records: Records | None = None) -> Evaluation:
         """Return the evaluation that `VALUES` of rows are: the accuracy, and the loss."""
         losses, right, lm_losses, tokens = values.double().numpy().T
-        of_loss = {
-            "cross_entropy": mean_of(losses),
-            "lm": mean_of(lm_losses, tokens),
-            "accuracy": mean_of(1.0 - right),
-        }[self._settings.loss]
+        of_loss = mean_of(losses if self._settings.loss == "cross_entropy" else 1.0 - right)
+        if self._settings.loss == "lm":
+            of_loss = mean_of(lm_losses, tokens)
         accuracy = float(right.mean())
         loss = float(of_loss(np.arange(len(right))[None])[0]) if bool(values.isfinite().all()) else math.nan
         samples, text = {"accuracy": right == 1.0, "loss": of_loss}, f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}"
@@ -162,13 +142,11 @@ def _texts_of(row: ChoiceRow) -> Row:
     return row.input_ids, row.candidates, row.scored
 
 
-def _of_trained(values: Tensor, batch: Batch) -> Tensor:
-    """Return the values of the candidates that are trained: [signs, rows, candidates] -> [signs, rows]."""
+def _of_trained(values: Tensor, batch: Batch) -> Tensor:  # [signs, rows, candidates] -> [signs, rows]
     return values.gather(-1, batch.labels.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
 
 
 def _is_right(scores: Tensor, batch: Batch) -> Tensor:
     """Return 1 for each row whose prediction is right, else 0, nan where a score is not finite: [signs, rows]."""
     right = batch.layout["right"].expand(scores.shape).gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
-    is_finite = (scores.isfinite() | (batch.layout["counts"] == 0)).all(-1)
-    return torch.where(is_finite, right.to(scores), math.nan)
+    return torch.where((scores.isfinite() | (batch.layout["counts"] == 0)).all(-1), right.to(scores), math.nan)

@@ -26,9 +26,6 @@ class Classification(Objective):
     """Scores labels. A subclass defines `logits` and `plain_outputs`.
 
     Its evaluations have the accuracy, and the metric that the run is judged by if that is another one.
-
-    Attributes:
-        label_ids: the encoder's `label_ids`, one entry per label; empty where there are no label words.
     """
 
     encoder: ClassificationEncoder
@@ -36,11 +33,8 @@ class Classification(Objective):
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        self.label_ids: Sequence[Any] = encoder.label_ids
         self._loss = find_loss(config.objective.loss)
         self.loss_from_counts = self._loss.of_rows is None
-
-    # --- label scores ---
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the labels' scores, float32: [rows, labels], or [2, rows, labels] under both signs of a perturbation.
@@ -67,8 +61,6 @@ class Classification(Objective):
         """Return the label scores."""
         return self.logits(batch)
 
-    # --- losses ---
-
     def row_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each row: [1, rows] or [2, rows]; nan for a row with a score that is not finite."""
         assert self._loss.of_rows is not None
@@ -87,8 +79,6 @@ class Classification(Objective):
     def _scores(self, batch: Batch) -> Tensor:
         logits = self.logits(batch)
         return logits if logits.dim() == 3 else logits.unsqueeze(0)
-
-    # --- evaluations ---
 
     def measure(self, batch: Batch) -> Measured:
         """Return the label scores; what is predicted follows from them."""
@@ -141,10 +131,9 @@ class Classification(Objective):
         if not before:
             return summary
         labels, baselines = np.array([row.label for row in rows["train"]]), dict[str, Any]()
-        splits = [split for split in before if split != "train"]
         for name, bias in remove_bias(before["train"].values.numpy(), labels).items():
             baselines[name] = {"train_rows": len(labels), "bias": bias.tolist()}
-            for split in splits:
+            for split in (split for split in before if split != "train"):
                 moved = self.assess(before[split].values.double() + torch.from_numpy(bias), rows[split])
                 samples = {score: drawn for score, drawn in moved.samples.items() if score != "loss"}
                 moved = replace(moved, samples=samples)  # the loss of scores with an added number says little

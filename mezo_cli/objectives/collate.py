@@ -64,8 +64,7 @@ def longest_first(rows: Rows) -> list[Any]:
     """Return the rows by their number of tokens, those of answers and candidates among them, the longest first."""
 
     def tokens(row: Any) -> int:
-        more = [getattr(row, "answer_ids", ()), *getattr(row, "candidates", ())]
-        return len(row.input_ids) + sum(map(len, more))
+        return sum(map(len, [row.input_ids, getattr(row, "answer_ids", ()), *getattr(row, "candidates", ())]))
 
     return sorted(rows, key=tokens, reverse=True)
 
@@ -81,16 +80,13 @@ def to_device(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     }
     if device.type == "cpu":
         return tensors
-    starts, total = {}, 0
-    for name, tensor in tensors.items():
-        starts[name] = total
-        total += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    padded = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors.values()]
 
-    def part(whole: Tensor, name: str, like: Tensor) -> Tensor:
-        return whole[starts[name] : starts[name] + like.nbytes].view(like.dtype).view(like.shape)
+    def parts(whole: Tensor) -> list[Tensor]:
+        of_arrays = zip(whole.split(padded), tensors.values(), strict=True)
+        return [part[: like.nbytes].view(like.dtype).view(like.shape) for part, like in of_arrays]
 
-    whole = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for name, tensor in tensors.items():
-        part(whole, name, tensor).copy_(tensor)
-    moved = whole.to(device, non_blocking=True)
-    return {name: part(moved, name, tensor) for name, tensor in tensors.items()}
+    whole = torch.zeros(sum(padded), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for part, tensor in zip(parts(whole), tensors.values(), strict=True):
+        part.copy_(tensor)
+    return dict(zip(tensors, parts(whole.to(device, non_blocking=True)), strict=True))

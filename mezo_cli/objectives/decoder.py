@@ -19,24 +19,25 @@ computed over the whole vocabulary in parts, so that no [positions, vocabulary] 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mezo_cli.config.registry import DECODER_FAMILIES
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
-from mezo_cli.objectives.base import drawn_in_float32, linear_in_float32
+from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch
-from mezo_cli.objectives.packing import ATTENTION, PackedLayout, pack_rows, packs_decoder
+from mezo_cli.objectives.frozen_layers import packed_forward
+from mezo_cli.objectives.packing import ATTENTION, PackedLayout, pack_rows
 from mezo_cli.objectives.scoring import in_float64
-from mezo_cli.objectives.streamed_forward import packed_forward
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import swapped
 from mezo_cli.tasks import LmEncoder
@@ -67,6 +68,7 @@ class CandidateScorer:
         is_packed: whether its batches are packed, and one forward can compute both signs.
         frozen: its lowest layers, if it is packed.
         engine: what computes `log_probs` instead of the model: an inference engine; None: the model.
+        whole_vocabulary: whether the logits of every token after the prompt are returned instead, by the model.
     """
 
     def __init__(
@@ -77,11 +79,12 @@ class CandidateScorer:
         if not isinstance(head, nn.Linear):
             raise UserError(f"{type(model).__name__} has no head over the vocabulary: objective={objective} needs one")
         self.head, self._model, self._forward, self.read = head, model, forward, read
-        self.normalizes_first, self._whole_vocabulary = normalizes_first, False
+        self.normalizes_first, self.whole_vocabulary = normalizes_first, False
         self.engine: Callable[[Batch], Tensor] | None = None
-        self._batch: Batch | None = None
-        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for `self._batch`
-        self.is_packed, self.frozen = packs_decoder(model), None
+        self._layout: Mapping[str, Tensor] = {}  # of the batch that runs
+        self._inputs: dict[str, Any] = {}  # the model's keyword arguments for it
+        has_window = getattr(model.config, "sliding_window", None) is not None
+        self.is_packed, self.frozen = model.config.model_type in DECODER_FAMILIES.targets and not has_window, None
         if self.is_packed:
             self.frozen = packed_forward(model, forward, self._inputs_of, self._tokens_of, reads=False)
             model.config._attn_implementation = ATTENTION
@@ -92,13 +95,11 @@ class CandidateScorer:
     def lay_out(self, rows: Sequence[Any]) -> Arrays:
         """Lay prompts and candidates out for one forward.
 
-        Returns:
-            Besides what the model reads (`pack`, `pad`): read: the positions that the head reads, [read]; head_rows:
-            the tokens that are scored, each once; read_of and token_of: for each token that is scored its position in
-            `read` and its number in `head_rows`, [scored]; normalized and normalizer_of: the positions in `read` that a
-            normalizer is computed at, and for each token that is scored 1 + its own among them, or 0; slots: the scored
-            tokens of each candidate, [rows, most candidates, most tokens], of which the first `counts` are valid,
-            [rows, most candidates].
+        Return what the model reads (`pack`, `pad`), and read: the positions that the head reads, [read]; head_rows: the
+        tokens that are scored, each once; read_of and token_of: for each token that is scored its position in `read`
+        and its number in `head_rows`, [scored]; normalized and normalizer_of: the positions in `read` that a normalizer
+        is computed at, and for each token that is scored 1 + its own among them, or 0; slots: the scored tokens of each
+        candidate, [rows, most candidates, most tokens], of which the first `counts` are valid, [rows, most candidates].
         """
         texts = [self.read(row) for row in rows]
         starts = [distinct_starts(candidates) for _, candidates, _ in texts]
@@ -134,30 +135,19 @@ class CandidateScorer:
 
         Under both signs of a perturbation in one paired forward, if the batch is packed.
         """
-        if self.engine is not None and not self._whole_vocabulary:
+        if self.engine is not None and not self.whole_vocabulary:
             return self.engine(batch)
-        if self.frozen is not None:
-            return self.frozen.logits(batch)
-        scores: Tensor = self._model(**self._inputs_of(batch)).logits
-        return scores
-
-    def vocabulary_logits(self, batch: Batch) -> Tensor:
-        """Return the logits of every token after the prompt, float32 [signs, rows, tokens]."""
-        with swapped("_whole_vocabulary", {self: True}):
-            return self.log_probs(batch)
+        return self._model(**self._inputs_of(batch)).logits if self.frozen is None else self.frozen.logits(batch)
 
     def _tokens_of(self, row: Any) -> int:
         prompt, candidates, _ = self.read(row)
         return len(prompt) + sum(map(len, distinct_starts(candidates)[0]))
 
     def _inputs_of(self, batch: Batch) -> dict[str, Any]:
-        if batch is not self._batch:  # a step may ask twice for the same batch
-            self._batch, layout = batch, batch.layout
-            if self.is_packed:
-                prompts = sum(len(row.input_ids) for row in batch.rows)
-                self._inputs = packed_inputs(layout, layout["input_ids"].numel() > prompts)
-            else:
-                self._inputs = {name: layout[name] for name in ("input_ids", "attention_mask")}
+        layout, names = batch.layout, ("input_ids", "attention_mask")
+        if layout is not self._layout:  # a step may ask twice for the same batch
+            self._layout = layout
+            self._inputs = packed_inputs(batch) if self.is_packed else {name: layout[name] for name in names}
         return {**self._inputs, "use_cache": False}
 
     def _select_positions(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
@@ -165,41 +155,30 @@ class CandidateScorer:
 
         A hook before the head, so that the input of the head is what it scores: the linear probe reads it there.
         """
-        assert self._batch is not None
         states = args[0] if self.is_packed else args[0].flatten(0, 1).unsqueeze(0)
-        return (states[:, self._batch.layout["read"]].float(),)
+        return (states[:, self._layout["read"]].float(),)
 
     def _score(self, hidden: Tensor) -> Tensor:
         """Replace the head's forward: hidden states at `read`, [signs, read, width] -> `log_probs`."""
-        assert self._batch is not None
-        layout = self._batch.layout
-        if self._whole_vocabulary:
-            return self._logits(hidden[:, layout["read_of"][layout["slots"][:, 0, 0]]], None)
-        logits = self._logits(hidden, layout["head_rows"])[:, layout["read_of"], layout["token_of"]]
-        scores = in_float64(logits)  # there a normalizer cancels where candidates are single tokens
+        layout = self._layout
+        rows = None if self.whole_vocabulary else layout["head_rows"]
+        logits_of = linear_in_float32(self._forward, self.head, rows)
+        if self.whole_vocabulary:
+            return logits_of(hidden[:, layout["read_of"][layout["slots"][:, 0, 0]]])
+        # In float64 a normalizer cancels where candidates are single tokens.
+        scores = in_float64(logits_of(hidden)[:, layout["read_of"], layout["token_of"]])
         if len(layout["normalized"]):
-            normalizers = in_float64(self._log_normalizer(hidden[:, layout["normalized"]]))
-            scores = scores - F.pad(normalizers, (1, 0))[:, layout["normalizer_of"]]
+            log_sum, hidden = self._log_sum, hidden[:, layout["normalized"]]
+            if torch.is_grad_enabled():  # it computes the parts again, and keeps none of them
+                log_sum = partial(checkpoint, self._log_sum, use_reentrant=False)
+            vocabulary = torch.arange(len(self.head.weight), device=hidden.device).split(_ROWS)
+            normalizers = torch.stack([log_sum(hidden, rows) for rows in vocabulary]).logsumexp(0)
+            scores = scores - torch.nn.functional.pad(in_float64(normalizers), (1, 0))[:, layout["normalizer_of"]]
         return sum_of_candidates(scores, layout)
 
-    def _logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
-        return linear_in_float32(self._forward, self.head, rows, hidden)
-
-    def _log_normalizer(self, hidden: Tensor) -> Tensor:
-        """Return the log of the sum of exponentials over the vocabulary: float32 [signs, positions].
-
-        A gradient computes the parts again, and keeps none of them.
-        """
-        vocabulary = torch.arange(len(self.head.weight), device=hidden.device).split(_ROWS)
-        if torch.is_grad_enabled():
-            parts = [checkpoint(self._log_sum, hidden, rows, use_reentrant=False) for rows in vocabulary]
-        else:
-            parts = [self._log_sum(hidden, rows) for rows in vocabulary]
-        return torch.stack(parts).logsumexp(0)
-
-    def _log_sum(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        logits = drawn_in_float32(self._forward, self.head, rows)
-        return torch.cat([logits(part).logsumexp(-1) for part in hidden.split(_POSITIONS, dim=1)], dim=-1)
+    def _log_sum(self, hidden: Tensor, rows: Tensor) -> Tensor:  # of exponentials over a part of the vocabulary
+        logits_of = linear_in_float32(self._forward, self.head, rows)
+        return torch.cat([logits_of(part).logsumexp(-1) for part in hidden.split(_POSITIONS, dim=1)], dim=-1)
 
 
 def sum_of_candidates(log_probs: Tensor, layout: Mapping[str, Tensor]) -> Tensor:
@@ -218,9 +197,8 @@ def plain_log_probs(loaded: LoadedModel, row: Row, number: int, normalizes_first
     """Return the log-probabilities of a candidate's scored tokens by the model's own forward, with it alone."""
     prompt, candidates, scored = row
     ids = torch.tensor([*prompt, *candidates[number]]).to(loaded.device)
-    last = ids[-scored[number] :]
+    last, first = ids[-scored[number] :], 0 if normalizes_first else 1
     logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0].float()[-len(last) - 1 : -1]
-    first = 0 if normalizes_first else 1
     return torch.cat([logits[:first], logits[first:].log_softmax(-1)]).gather(1, last.unsqueeze(1)).squeeze(1)
 
 
@@ -231,8 +209,6 @@ class Lm(Classification):
     cross-entropy over the labels' scores. The normalizer at the end of the prompt cancels there, so it is left out:
     where each word is a single token, only the last position goes through the head, and only the words' rows of the
     head are computed. The further tokens of a word are normalized over the whole vocabulary.
-
-    `label_ids` are the tokens of each label's word, in label order: the candidates of every row.
     """
 
     model_kind = CAUSAL_LM
@@ -240,19 +216,19 @@ class Lm(Classification):
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        lengths = list(map(len, self.label_ids))
+        words = encoder.label_ids  # the candidates of every row
+        lengths = list(map(len, words))
         self.scorer = CandidateScorer(
-            loaded.model, forward, lambda row: (row.input_ids, self.label_ids, lengths), "lm", normalizes_first=False
+            loaded.model, forward, lambda row: (row.input_ids, words, lengths), "lm", normalizes_first=False
         )
         self.supports_paired_forward, self.frozen = self.scorer.is_packed, self.scorer.frozen
 
     @classmethod
     def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
         """Return the scores by the model's own forward: each row with each word alone, over the whole vocabulary."""
-        words, scores = encoder.label_ids, list[Tensor]()
-        for row in rows:
-            texts = row.input_ids, words, list(map(len, words))
-            scores += [plain_log_probs(loaded, texts, n, False).sum() for n in range(len(words))]
+        words = encoder.label_ids
+        texts = [(row.input_ids, words, list(map(len, words))) for row in rows]
+        scores = [plain_log_probs(loaded, text, n, False).sum() for text in texts for n in range(len(words))]
         return torch.stack(scores).view(len(rows), len(words))
 
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays:
@@ -269,15 +245,16 @@ class Lm(Classification):
 
     def vocabulary_logits(self, batch: Batch) -> Tensor:
         """Return the logits of every token after the prompt, float32 [rows, tokens]."""
-        return self.scorer.vocabulary_logits(batch).squeeze(0)
+        with swapped("whole_vocabulary", {self.scorer: True}):
+            return self.scorer.log_probs(batch).squeeze(0)
 
     def output_layer(self) -> tuple[nn.Linear, Tensor]:
         """Return the head, and its rows of the label words, in label order."""
-        for index, word in enumerate(self.label_ids):
+        head, words = self.scorer.head, self.encoder.label_ids
+        for number, word in enumerate(words, 1):
             if len(word) > 1:
-                raise UserError(f"a linear probe needs label words of one token each, and number {index + 1} has more")
-        head = self.scorer.head
-        return head, torch.tensor([word[0] for word in self.label_ids]).to(head.weight.device)
+                raise UserError(f"a linear probe needs label words of one token each, and number {number} has more")
+        return head, torch.tensor([word[0] for word in words]).to(head.weight.device)
 
 
 # --- the layout of prompts and continuations ---
@@ -301,12 +278,10 @@ def distinct_starts(candidates: Sequence[Ids]) -> tuple[list[Ids], dict[tuple[in
 def pack(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
     """Lay prompts and their continuations end to end.
 
-    Returns:
-        The arrays that `packed_inputs` reads: those of `pack_rows`; position_ids, [tokens]; and branch, the number of
-        each token's continuation, or PROMPT, [rows, length].
+    Return the arrays that `packed_inputs` reads: those of `pack_rows`; position_ids, [tokens]; and branch, the number
+    of each token's continuation, or PROMPT, [rows, length].
     """
-    texts = [[*prompt, *chain.from_iterable(continuations)] for prompt, continuations in rows]
-    packed = pack_rows(texts)
+    packed = pack_rows([[*prompt, *chain.from_iterable(continuations)] for prompt, continuations in rows])
     branch = np.full((len(rows), packed["lengths"].max()), PROMPT)
     position_ids, firsts = packed["positions"].copy(), []
     for row, (prompt, continuations) in enumerate(rows):
@@ -322,13 +297,13 @@ def pack(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
     return packed | {"position_ids": position_ids, "branch": branch}, place
 
 
-def packed_inputs(layout: Mapping[str, Tensor], has_continuations: bool) -> dict[str, Any]:
+def packed_inputs(batch: Batch) -> dict[str, Any]:
     """Return the model's keyword arguments for what `pack` laid out."""
-    branch = layout["branch"]
+    layout, branch = batch.layout, batch.layout["branch"]
     rows, length = branch.shape
     position = torch.arange(length, device=branch.device)
     visible = (position <= position.unsqueeze(1)).expand(rows, length, length)  # the padding is at the end
-    if has_continuations:
+    if layout["input_ids"].numel() > sum(len(row.input_ids) for row in batch.rows):  # there are continuations
         same = (branch.unsqueeze(1) == branch.unsqueeze(2)).logical_or_(branch.unsqueeze(1) == PROMPT)
         visible = same.logical_and_(visible)
     mask = visible.unsqueeze(1)
@@ -343,10 +318,8 @@ def packed_inputs(layout: Mapping[str, Tensor], has_continuations: bool) -> dict
 def pad(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
     """Lay prompts out in right-padded rows, one per continuation.
 
-    No token attends to the padding after it, and positions count from the left as in every model.
-
-    Returns:
-        input_ids and attention_mask, [continuations of all rows, length].
+    No token attends to the padding after it, and positions count from the left as in every model. Return input_ids and
+    attention_mask, [continuations of all rows, length].
     """
     texts = [[*prompt, *ids] for prompt, continuations in rows for ids in continuations]
     length, firsts = max(map(len, texts)), list(accumulate((len(ids) for _, ids in rows), initial=0))
@@ -354,8 +327,6 @@ def pad(rows: Sequence[tuple[Ids, Sequence[Ids]]]) -> tuple[Arrays, Place]:
     def place(row: int, number: int, token: int) -> int:
         return (firsts[row] + number) * length + len(rows[row][0]) + token
 
-    arrays = {
-        "input_ids": np.array([text + [0] * (length - len(text)) for text in texts]),
-        "attention_mask": np.array([[1] * len(text) + [0] * (length - len(text)) for text in texts]),
-    }
-    return arrays, place
+    ids = np.array([text + [0] * (length - len(text)) for text in texts])
+    mask = np.array([[1] * len(text) + [0] * (length - len(text)) for text in texts])
+    return {"input_ids": ids, "attention_mask": mask}, place

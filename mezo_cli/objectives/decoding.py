@@ -100,8 +100,7 @@ class Decoder:
         """
         if not all(prompts):
             raise UserError("task.generate.prompt: a prompt has no tokens, so there is nothing to complete")
-        completions: dict[tuple[int, int], Completion] = {}
-        count = 1 if members is None else members.count
+        completions, count = dict[tuple[int, int], Completion](), 1 if members is None else members.count
         for group in length_classes([len(prompt) for prompt in prompts]):
             of_group = [prompts[i] for i in group] * count, [keys[i] for i in group] * count
             places = [(member, i) for member in range(count) for i in group]
@@ -115,11 +114,9 @@ class Decoder:
         sampling: Sampling,
         members: MemberRows | None,
     ) -> list[Completion]:
-        """Complete prompts in one batch, those of each member after one another; rows that have ended leave it."""
         text = CompletionText(self._tokenizer, sampling.stop, sampling.keep_stop)
-        ids: list[list[int]] = [[] for _ in prompts]
-        ended = [False] * len(prompts)
-        rows = list(range(len(prompts)))  # those in the batch
+        ids, ended = [list[int]() for _ in prompts], [False] * len(prompts)
+        rows = list(range(len(prompts)))  # those in the batch, which rows that have ended leave
         state = _DecodingState(self._model, prompts, self.takes_positions, members)
         device = state.logits.device
         noise = GumbelNoise(sampling.seed, sampling.step, keys, device) if sampling.temperature else None
@@ -179,7 +176,6 @@ class _DecodingState:
             self._members.set(of_rows, self._device)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the batch, in this order."""
         self._set_members([self._of_rows[row] for row in rows])
         index = torch.tensor(rows).to(self._device)
         self._cache.batch_select_indices(index)
@@ -187,18 +183,16 @@ class _DecodingState:
         self._mask = None if self._mask is None else self._mask[index]
 
     def advance(self, tokens: Tensor) -> None:
-        """Append a token to each row, [rows]."""
         self._positions = self._positions + 1
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         self.logits = self._forward(tokens[:, None], self._positions)
 
-    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor) -> Any:
         inputs = {"input_ids": ids, "attention_mask": self._mask, "past_key_values": self._cache}
         if self._takes_positions:
             inputs["position_ids"] = positions
-        logits: Tensor = self._model(use_cache=True, logits_to_keep=1, **inputs).logits[:, -1]
-        return logits
+        return self._model(use_cache=True, logits_to_keep=1, **inputs).logits[:, -1]
 
 
 class CompletionText:
@@ -207,8 +201,7 @@ class CompletionText:
     def __init__(self, tokenizer: Any, stop: Sequence[str], keep_stop: bool) -> None:
         self._tokenizer, self._stop, self._keep_stop = tokenizer, stop, keep_stop
         self._special = set(tokenizer.all_special_ids)
-        self._anchor = tokenizer.encode(ANCHOR, add_special_tokens=False)
-        self._start = 0
+        self._anchor, self._start = tokenizer.encode(ANCHOR, add_special_tokens=False), 0
         self._start = len(self._decode([]))
         self._tail = 1 + max((len(text.encode()) for text in stop), default=0)  # tokens: each has a byte or more
         self._may_end: dict[int, bool] = {}  # token -> whether a stop string may end in it
@@ -237,9 +230,8 @@ class CompletionText:
         return any(stop in text for stop in self._stop)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        ids = [*self._anchor, *ids]
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text[self._start :]
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode([*self._anchor, *ids], **options))[self._start :]
 
 
 def length_classes(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mezo_cli.config.registry import ENCODER_FAMILIES
 from mezo_cli.config.schema import Config, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import MASKED_LM, SEQUENCE_CLASSIFIER, LoadedModel
@@ -20,8 +21,8 @@ from mezo_cli.models.loading import label_layer
 from mezo_cli.objectives.base import linear_in_float32
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.collate import Arrays, Batch, collate
-from mezo_cli.objectives.packing import ATTENTION, PackedLayout, attend, find_encoder_family, pack_rows
-from mezo_cli.objectives.streamed_forward import packed_forward
+from mezo_cli.objectives.frozen_layers import packed_forward
+from mezo_cli.objectives.packing import ATTENTION, PackedLayout, attend, pack_rows
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import swapped
 from mezo_cli.tasks import ClsEncoder, MlmEncoder
@@ -32,7 +33,8 @@ class _Encoder(Classification):
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        model, family = loaded.model, find_encoder_family(loaded.model)
+        model, name = loaded.model, loaded.model.config.model_type
+        family = ENCODER_FAMILIES.load(name) if name in ENCODER_FAMILIES.targets else None
         # The positions that are to be selected: in packed rows between the last layer's attention and its output, in
         # padded rows before the head.
         self._read: Tensor | None = None
@@ -49,9 +51,8 @@ class _Encoder(Classification):
     def lay_out(self, rows: Sequence[TokenizedExample]) -> Arrays | None:
         """Pack rows, where the family is supported. The head reads the position of each that is scored, or its first.
 
-        Returns:
-            Besides what `pack_rows` does: position_ids and token_type_ids, [tokens]; is_token, bool [rows, length]; and
-            scored_positions, [rows], in the packed row.
+        Return what `pack_rows` does, and position_ids and token_type_ids, [tokens]; is_token, bool [rows, length]; and
+        scored_positions, [rows], in the packed row.
         """
         if self.frozen is None:
             return None
@@ -73,17 +74,16 @@ class _Encoder(Classification):
         return logits.view(signs, len(batch.rows), -1).squeeze(0).float()
 
     def _inputs_of(self, batch: Batch) -> dict[str, Any]:
-        """Return the model's keyword arguments for a packed batch, whose read positions the forward then selects."""
         layout = batch.layout
         mask = layout["is_token"][:, None, None, :]
-        shape = (len(batch.rows), mask.shape[-1])
-        even = layout["rows"].numel() == mask.numel()  # all rows have the same length
-        packed = (layout["rows"], layout["positions"], None if even else mask, shape, layout["scored_positions"])
+        is_even = layout["rows"].numel() == mask.numel()  # all rows have the same length
+        shape, padding = (len(batch.rows), mask.shape[-1]), None if is_even else mask
+        packed = PackedLayout(layout["rows"], layout["positions"], padding, shape, layout["scored_positions"])
         inputs: dict[str, Any] = {
             "input_ids": layout["input_ids"].unsqueeze(0),
             "position_ids": layout["position_ids"].unsqueeze(0),
             "attention_mask": mask,  # four-dimensional, so transformers makes no mask from it
-            "packed_layout": PackedLayout(*packed),
+            "packed_layout": packed,
         }
         if "token_type_ids" in self.loaded.tokenizer.model_input_names:
             inputs["token_type_ids"] = layout["token_type_ids"].unsqueeze(0)
@@ -116,19 +116,16 @@ class _Encoder(Classification):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, module.layer_idx)
         of_rows = query.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [signs * rows, heads, 1, width]
-        output = attend(of_rows, key, value, packed_layout, scaling=module.scaling)
-        return output.view(*read.shape[:2], -1), None
+        return attend(of_rows, key, value, packed_layout, scaling=module.scaling).view(*read.shape[:2], -1), None
 
     def _select_residual(self, module: nn.Module, args: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Keep the positions that the head reads: [signs, tokens, width] -> [signs * rows, 1, width]."""
         if self._read is None:
             return None
-        (attended, residual), read = args, self._read
-        self._read = None
+        (attended, residual), read, self._read = args, self._read, None
         if torch.is_grad_enabled():
             attended = attended[:, read]
-        residual = residual[:, read]
-        return attended.flatten(0, 1).unsqueeze(1), residual.flatten(0, 1).unsqueeze(1)
+        return attended.flatten(0, 1).unsqueeze(1), residual[:, read].flatten(0, 1).unsqueeze(1)
 
 
 class Mlm(_Encoder):
@@ -151,7 +148,7 @@ class Mlm(_Encoder):
         self._rows: Tensor | None = self._label_rows  # of the decoder that are computed; None: all
         forward.unpatch(decoder)
         # [signs * rows, 1, width] -> [signs, rows, labels or words], float32
-        decoder.forward = lambda hidden: linear_in_float32(forward, decoder, self._rows, hidden)  # type: ignore[method-assign,assignment]
+        decoder.forward = lambda hidden: linear_in_float32(forward, decoder, self._rows)(hidden)  # type: ignore[method-assign,assignment]
         if self.frozen is None:
             body = getattr(model, model.base_model_prefix)
             for child in model.children():
@@ -195,10 +192,11 @@ class Cls(_Encoder):
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        self._label_layer = label_layer(loaded.model)
-        if self._label_layer is not None:
-            forward.unpatch(self._label_layer)
-            self._label_layer.forward = self._score_labels  # type: ignore[method-assign,assignment]
+        self._label_layer = layer = label_layer(loaded.model)
+        if layer is not None:
+            forward.unpatch(layer)
+            # [signs * rows, ..., width] -> [signs * rows, ..., labels], float32
+            layer.forward = lambda hidden: linear_in_float32(forward, layer, None)(hidden).view(*hidden.shape[:-1], -1)  # type: ignore[method-assign,assignment]
 
     @classmethod
     def plain_outputs(cls, loaded: LoadedModel, rows: Sequence[TokenizedExample], encoder: Any) -> Tensor:
@@ -211,8 +209,3 @@ class Cls(_Encoder):
             labels = self.model.config.num_labels
             raise UserError(f"{type(self.model).__name__} has no linear layer over its {labels} classes")
         return self._label_layer, None
-
-    def _score_labels(self, hidden: Tensor) -> Tensor:
-        """Replace the label layer's forward: [signs * rows, ..., width] -> [signs * rows, ..., labels], float32."""
-        assert self._label_layer is not None
-        return linear_in_float32(self.forward, self._label_layer, None, hidden).view(*hidden.shape[:-1], -1)

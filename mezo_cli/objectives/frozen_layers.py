@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.models.streaming import numbered_layers
+from mezo_cli.models.streaming import numbered_layers, streamed_layers
 from mezo_cli.objectives.collate import Batch, batches_by_length
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import swapped
@@ -41,12 +41,14 @@ class FrozenLayers:
 
     Attributes:
         count: the number of these layers; 0 until `find`.
+        expected: the batches whose logits will be asked for one after the other; used where layers are read from disk.
     """
 
     def __init__(
         self, model: Any, forward: PerturbedForward, inputs_of: InputsOf, tokens_of: Callable[[Any], int], reads: bool
     ) -> None:
         self.count, self._model, self._forward = 0, model, forward
+        self.expected: Sequence[Batch] = ()
         self._inputs_of, self._tokens_of, self._reads = inputs_of, tokens_of, reads
         self._parent, self._name, self._layers = numbered_layers(model)
         self._reads_alone = False  # whether they are all layers, of whose output one position per row is left
@@ -90,8 +92,7 @@ class FrozenLayers:
             self._groups.update((id(row), group) for row in group)
         return size
 
-    def _sizes(self, rows: Rows) -> list[int]:
-        """Return how many states each row has: of all of its tokens, or of the one that the head reads."""
+    def _sizes(self, rows: Rows) -> list[int]:  # of how many tokens a row has states
         return [1 if self._reads_alone else self._tokens_of(row) for row in rows]
 
     def logits(self, batch: Batch) -> Tensor:
@@ -101,15 +102,12 @@ class FrozenLayers:
         """
         if not self.count or torch.is_grad_enabled():
             return self._run(batch)
-        (states,) = self._states_of([batch])
-        return self._from_layer(batch, torch.cat([states] * self._forward.num_signs), self._rest)
+        states = torch.cat(self._states_of([batch]) * self._forward.num_signs)
+        return self._from_layer(batch, states, self._rest)
 
-    def expect(self, batches: Sequence[Batch]) -> None:
-        """Take note of the batches whose logits will be asked for one after the other: here it changes nothing."""
-
-    def together(self, parts: Sequence[Rows]) -> Iterator[Sequence[Rows]]:
-        """Yield the batches of an evaluation in groups that go through the layers together: here one by one."""
-        yield from ([rows] for rows in parts)
+    def collated(self, parts: Sequence[Rows], collate: Callable[[Rows], Batch]) -> Iterator[Batch]:
+        """Yield the batches of an evaluation, of which several may go through the layers together: here one by one."""
+        yield from map(collate, parts)
 
     def _from_layer(self, batch: Batch, states: Tensor, rest: Any) -> Tensor:
         """Return the logits that follow from the output of a layer, `rest`[0]; `rest` are it and those above."""
@@ -129,7 +127,6 @@ class FrozenLayers:
             return self._model(**doubled).logits
 
     def _states_of(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Return what the frozen layers compute for each batch, put together from its rows' states if all are kept."""
         dtype = self._forward.compute_dtype
         new = [one for one in dict.fromkeys(batches) if one not in self._of_batch or self._of_batch[one].dtype != dtype]
         kept = [one for one in new if dtype == self._dtype and all(id(row) in self._groups for row in one.rows)]
@@ -159,3 +156,13 @@ class FrozenLayers:
                 with suppress(Computed):
                     self._model(**self._inputs_of(batch))
         return states
+
+
+def packed_forward(model: Any, *args: Any, **kwargs: Any) -> FrozenLayers:
+    """Return what runs a packed model: its layers are in memory, or are read as they run. See `FrozenLayers`."""
+    streamed = streamed_layers(model)
+    if streamed is None:
+        return FrozenLayers(model, *args, **kwargs)
+    from mezo_cli.objectives.streamed_forward import StreamedForward  # which imports this module
+
+    return StreamedForward(streamed, model, *args, **kwargs)

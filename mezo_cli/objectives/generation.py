@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mezo_cli.config.objectives import NO_REWARD, GenerateConfig, RewardSpec, parse_reward, reward_spec
@@ -43,7 +42,7 @@ from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 log = logging.getLogger("mezo")
 
 REWARD = "reward"
-IGNORED = -100  # F.cross_entropy's mark of a position that is not scored
+IGNORED = -100  # torch.nn.functional.cross_entropy's mark of a position that is not scored
 FIGURES = ("truncated", "length")  # of completions: in metrics.jsonl beside the metrics
 UNITS = {"length": " tokens", "truncated": " of all"}
 ANSWER = ("answer_loss", "answer_tokens")  # of answers: the loss of all rows follows from them
@@ -75,8 +74,7 @@ class Generation(Objective):
         assert isinstance(config.objective, GenerateConfig)
         self._settings, self.decoder = config.objective, Decoder(loaded.model, loaded.tokenizer)
         self.engine: Any = None
-        self._population = Population(forward)
-        self.loss_from_counts = self._settings.loss == "lm"
+        self._population, self.loss_from_counts = Population(forward), self._settings.loss == "lm"
         self._stop, self._stop_tokens = tuple(encoder.stop), frozenset[int]()
         if config.data.as_released:  # there a completion ends with the last token of a stop text
             of_texts = (loaded.tokenizer.encode(text, add_special_tokens=False) for text in self._stop)
@@ -86,8 +84,7 @@ class Generation(Objective):
         # The reward is named `reward` in the metrics, also where it is this metric alone or has it.
         self._metric = None if metric is None or metric in [part.name for part in parts] else parse_reward(metric)
         self.generates = self._reward is not None or self._metric is not None
-        self._open: dict[str, Reward] = {}  # rewards by what they are, once their workers run
-        self._workers = ExitStack()
+        self._open, self._workers = dict[str, Reward](), ExitStack()  # rewards by what they are, once their workers run
         weakref.finalize(self, self._workers.close)
         self._step, self._members = 0, list[dict[str, Any]]()  # figures of members, for `step_scalars`
         self._ahead: dict[tuple[Batch, Perturbation | None], list[list[Completion]]] = {}  # of later members
@@ -103,9 +100,8 @@ class Generation(Objective):
         Its layout are the model's keyword arguments for prompts and answers, padded on the left, [rows, length]. Its
         labels are the tokens to predict at the last positions, int64 [rows, longest answer]; IGNORED elsewhere.
         """
-        texts = [row.text for row in rows]
+        texts, pad = [row.text for row in rows], self.loaded.tokenizer.pad_token_id or 0
         width, longest = max(map(len, texts)), max(len(row.answer_ids) for row in rows)
-        pad = self.loaded.tokenizer.pad_token_id or 0
         ids = np.array([[pad] * (width - len(text)) + text for text in texts])
         mask = np.array([[0] * (width - len(text)) + [1] * len(text) for text in texts])
         answers = np.array([[IGNORED] * (longest - len(row.answer_ids)) + [*row.answer_ids] for row in rows])
@@ -144,10 +140,9 @@ class Generation(Objective):
 
     def _complete_active(self, batch: Batch) -> list[list[Completion]]:
         """Return what the active member says. Members that complete rows in one batch do so when the first is asked."""
-        forward, samples = self.forward, self._settings.samples
+        forward, samples, active = self.forward, self._settings.samples, self.forward.perturbation
         if self._ahead_of is not forward.upcoming:
             self._ahead_of, self._ahead = forward.upcoming, {}
-        active = forward.perturbation
         if (batch, active) not in self._ahead:
             signed = [[p] if p is None else [p._replace(signs=(sign,)) for sign in p.signs] for p in forward.upcoming]
             members = [member for of_point in signed for member in of_point]
@@ -182,10 +177,7 @@ class Generation(Objective):
     def _rewards(
         self, spec: RewardSpec, rows: Sequence[PromptRow], completions: Sequence[Sequence[Completion]], step: int
     ) -> tuple[dict[str, np.ndarray], int]:
-        """Return the rewards of rows, float64 [rows], and of how many completions they failed.
-
-        They are `reward`, and `reward_PART` of each part. The samples of a row are put together.
-        """
+        """Return `reward` and each `reward_PART`, float64 [rows], of all samples; and how many failed."""
         keys = [(row, sample) for row, of_row in zip(rows, completions, strict=True) for sample in range(len(of_row))]
         texts = [completion.text for of_row in completions for completion in of_row]
         scored = self._opened(spec).score({"completions": texts, **self._of_rows(keys, step)})
@@ -193,8 +185,7 @@ class Generation(Objective):
         values = {REWARD: scored.values, **{f"{REWARD}_{name}": part for name, part in scored.parts.items()}}
         return {name: reduce(v.reshape(len(rows), -1), axis=1) for name, v in values.items()}, scored.errors
 
-    def _of_rows(self, keys: Sequence[tuple[PromptRow, int]], step: int) -> dict[str, list[Any]]:
-        """Return what a reward gets for (row, sample) beside the completions, by name."""
+    def _of_rows(self, keys: Sequence[tuple[PromptRow, int]], step: int) -> dict[str, list[Any]]:  # keys: (row, sample)
         return {
             "rows": [row.columns for row, _ in keys],
             "prompts": [self.encoder.decode(row) for row, _ in keys],
@@ -211,9 +202,8 @@ class Generation(Objective):
         return self._open[name]
 
     def _seed_of(self, row: int, sample: int, step: int) -> int:
-        """Return the seed of a completion of row number `row`, for an engine and for its reward: 63 bits of a hash."""
         digest = hashlib.sha256(f"{self.config.seed} {step} {row} {sample}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 1
+        return int.from_bytes(digest[:8], "little") >> 1  # for an engine and for the reward: 63 bits
 
     def counts(self, batch: Batch) -> Tensor:
         """Return the sum of the losses of the answers' tokens, and their number: float64 [1, 2]."""
@@ -225,17 +215,13 @@ class Generation(Objective):
         if self.engine is not None:
             losses: Tensor = self.engine.losses(batch.rows)
             return losses
-        logits = self._answer_logits(batch)
         # Row by row: in float64 the logits of a whole batch are large.
-        loss = partial(F.cross_entropy, reduction="sum", ignore_index=IGNORED)
-        rows = zip(logits, batch.labels, strict=True)
+        loss = partial(torch.nn.functional.cross_entropy, reduction="sum", ignore_index=IGNORED)
+        rows = zip(self._answer_logits(batch), batch.labels, strict=True)
         return torch.stack([loss(of_row.double(), answer) for of_row, answer in rows])
 
-    def _answer_logits(self, batch: Batch) -> Tensor:
-        """Return the logits at the positions of `batch.labels`: [rows, longest answer, words]."""
-        kept = batch.labels.shape[1] + 1
-        logits: Tensor = self.model(**batch.layout, use_cache=False, logits_to_keep=kept).logits[:, :-1]
-        return logits
+    def _answer_logits(self, batch: Batch) -> Any:  # at `batch.labels`: [rows, longest answer, words]
+        return self.model(**batch.layout, use_cache=False, logits_to_keep=batch.labels.shape[1] + 1).logits[:, :-1]
 
     def answer_log_probs(self, batch: Batch) -> list[Tensor]:
         """Return the log-probability of every word at each token of each row's answer: float32 [tokens, words]."""
@@ -321,13 +307,12 @@ class Generation(Objective):
                 record |= {"golds": list(row.golds), **{name: float(values[i]) for name, values in columns.items()}}
             columns |= _figures(completions)
         if self.loss_from_counts:
-            sums, tokens = self.answer_losses(batch).cpu().numpy(), [len(row.answer_ids) for row in batch.rows]
-            columns |= dict(zip(ANSWER, (sums, np.array(tokens, dtype=float)), strict=True))
+            tokens = np.array([len(row.answer_ids) for row in batch.rows], dtype=float)
+            columns |= dict(zip(ANSWER, (self.answer_losses(batch).cpu().numpy(), tokens), strict=True))
         self._columns = list(columns)
         return torch.from_numpy(np.stack(list(columns.values()), axis=1)), records
 
     def _scores(self, rows: Sequence[PromptRow], completions: list[list[Completion]]) -> dict[str, np.ndarray]:
-        """Return the reward, its parts as `reward_PART`, and the task's metric, a single reward, by its own name."""
         columns, metric = dict[str, np.ndarray](), self.config.task.metric
         if self._reward is not None:
             columns, _ = self._rewards(self._reward, rows, completions, 0)
@@ -338,13 +323,11 @@ class Generation(Objective):
         return columns
 
     def _answers(self, rows: Sequence[PromptRow], every: bool) -> tuple[list[list[Completion]], list[dict[str, Any]]]:
-        """Return completions for an evaluation, and a record of each row: its prompt, and the first one or `every`."""
         (completions,) = self.complete(rows, self._settings.eval_temperature, self._settings.eval_samples)
         records: list[dict[str, Any]] = []
         for row, of_row in zip(rows, completions, strict=True):
-            records.append({"prompt": self.encoder.decode(row), "completion": of_row[0].text})
-            if every:
-                records[-1]["completions"] = [one.text for one in of_row]
+            more = {"completions": [one.text for one in of_row]} if every else {}
+            records.append({"prompt": self.encoder.decode(row), "completion": of_row[0].text, **more})
         return completions, records
 
     def assess(self, values: Tensor, rows: Sequence[PromptRow], records: Records | None = None) -> Evaluation:
@@ -374,8 +357,7 @@ class Generation(Objective):
 
 
 def _figures(completions: Sequence[Sequence[Completion]]) -> dict[str, np.ndarray]:
-    """Return of each row the share of its completions that ended at the limit, and their mean length in tokens."""
-    return {
+    return {  # of each row
         "truncated": np.array([np.mean([one.truncated for one in of_row]) for of_row in completions]),
         "length": np.array([np.mean([len(one.ids) for one in of_row]) for of_row in completions]),
     }

@@ -21,7 +21,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from mezo_cli.config.registry import DECODER_FAMILIES, ENCODER_FAMILIES
 from mezo_cli.objectives.collate import Arrays
 
 ATTENTION = "mezo_packed"  # the name in transformers' registry of what computes packed and padded batches
@@ -51,26 +50,11 @@ class DecoderFamily:
 ROBERTA, BERT = EncoderFamily(positions_follow_padding=True), EncoderFamily()
 
 
-def find_encoder_family(model: Any) -> EncoderFamily | None:
-    """Return the family by which batches for an encoder are packed; None for one that gets padded batches."""
-    name = model.config.model_type
-    return ENCODER_FAMILIES.load(name) if name in ENCODER_FAMILIES.targets else None
-
-
-def packs_decoder(model: Any) -> bool:
-    """Return whether batches for a decoder are packed: not where it attends within a sliding window."""
-    return model.config.model_type in DECODER_FAMILIES.targets and getattr(model.config, "sliding_window", None) is None
-
-
-# --- layouts and attention ---
-
-
 def pack_rows(rows: Sequence[Sequence[int]]) -> Arrays:
     """Lay sequences end to end.
 
-    Returns:
-        `input_ids`; `rows` and `positions`: the row of each token, and its position in that row, [tokens]; `starts` and
-        `lengths` of the rows, [rows].
+    Return `input_ids`; `rows` and `positions`: the row of each token, and its position in that row, [tokens]; `starts`
+    and `lengths` of the rows, [rows].
     """
     lengths = np.array([len(row) for row in rows])
     starts = lengths.cumsum() - lengths
@@ -108,11 +92,6 @@ class PackedLayout:
         padded[:, self.rows, self.positions] = tokens
         return padded.flatten(0, 1).transpose(1, 2)
 
-    def unpad_input(self, padded: Tensor, signs: int) -> Tensor:
-        """Drop the padding: [signs * rows, heads, length, width] -> [signs, tokens, heads, width]."""
-        tokens = padded.transpose(1, 2).unflatten(0, (signs, self.shape[0]))
-        return tokens.flatten(1, 2) if self.mask is None else tokens[:, self.rows, self.positions]
-
 
 def packed_attention(
     module: nn.Module,
@@ -136,10 +115,12 @@ def packed_attention(
     Returns:
         The output, [signs, tokens, heads, width] packed or [rows, length, heads, width] padded, and None.
     """
-    if packed_layout is None:
+    layout = packed_layout
+    if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
-    output = attend(packed_layout.pad_input(query), key, value, packed_layout, dropout, scaling)
-    return packed_layout.unpad_input(output, query.shape[0]), None
+    output = attend(layout.pad_input(query), key, value, layout, dropout, scaling)
+    tokens = output.transpose(1, 2).unflatten(0, (len(query), layout.shape[0]))  # [signs, rows, length, heads, width]
+    return tokens.flatten(1, 2) if layout.mask is None else tokens[:, layout.rows, layout.positions], None
 
 
 def attend(

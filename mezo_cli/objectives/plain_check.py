@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mezo_cli.errors import UserError
@@ -42,11 +41,12 @@ class PlainCheck:
         with computing_in_float32(loaded.model):
             self._plain = objective.plain_outputs(loaded, self.rows, encoder)
             if perturbed:
-                flip_weights(params)
-                try:
-                    self._flipped = objective.plain_outputs(loaded, self.rows, encoder)
-                finally:
-                    flip_weights(params)
+                spans = params.spans(params.tensors)
+                for span in spans:
+                    _flip_(span.theta)
+                self._flipped = objective.plain_outputs(loaded, self.rows, encoder)
+                for span in spans:
+                    _flip_(span.theta)
 
     def compare(self, objective: Objective) -> None:
         """Refuse a model family that an objective does not support: its outputs, in float32, differ from the model's.
@@ -96,26 +96,21 @@ def _forward_in_float32(module: nn.Module, forward: Callable[..., Any], *args: A
         return forward(*args, **kwargs).float()
     if type(module) is nn.Linear and module.weight.numel() > COPIED:  # the decoder is a third of a small model
         parts = module.weight.split(max(1, COPIED // module.in_features))
-        out = torch.cat([F.linear(args[0], part.float()) for part in parts], dim=-1)
+        out = torch.cat([torch.nn.functional.linear(args[0], part.float()) for part in parts], dim=-1)
         return out if module.bias is None else out.add_(module.bias.float())
     copies = {name: p.float() for name, p in module.named_parameters(recurse=False)}
     return swap_params(module, copies, forward, *args, **kwargs)
 
 
-def flip_weights(params: Params) -> None:
-    """Perturb the trainable parameters in place by one flipped bit each; called again, restore them exactly."""
-    for span in params.spans(params.tensors):
-        _flip_(span.theta)
-
-
 def _flip_(theta: Tensor) -> Tensor:
+    """Perturb each element in place by one flipped bit; called again, restore them exactly."""
     dtype, bit = FLIPPED_BITS[theta.dtype]
     theta.view(dtype).bitwise_xor_(bit)
     return theta
 
 
 class _FlippedBits:
-    """The perturbation of `flip_weights`, in place of a noise: it does not depend on direction and element.
+    """The perturbation of `_flip_`, in place of a noise: it does not depend on direction and element.
 
     The flipped weights are those of the positive sign, theta those of the other.
     """
@@ -123,13 +118,11 @@ class _FlippedBits:
     has_factors = False
 
     def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
-        """Write the parameters of a span."""
         for out, sign in zip(outs, (c, -c), strict=False):
             out.copy_(_flip_(span.theta.clone()) if sign > 0 else span.theta)
 
     def perturb_rows(
         self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float, *outs: Tensor
     ) -> None:
-        """Write some rows of a parameter."""
         for out, sign in zip(outs, (c, -c), strict=False):
             out.copy_(_flip_(theta[rows]) if sign > 0 else theta[rows])

@@ -10,19 +10,22 @@ from typing import Any, ClassVar, Self
 
 
 class _FromRecord:
-    """A kind of prediction whose fields are those of a row's record. `shown` is the one that answers."""
+    """A kind of prediction whose fields are those of a row's record. `shown` answers, `in_csv` are a file's columns."""
 
     shown: ClassVar[str]
+    in_csv: ClassVar[tuple[str, ...]]
 
     @classmethod
     def of(cls, columns: dict[str, Any], record: Mapping[str, Any], cut: bool) -> Self:
-        """Return it from a row's record."""
         return cls(columns=columns, cut=cut, **record)  # type: ignore[call-arg]
 
     @property
     def answer(self) -> str:
-        """The answer in one line."""
         return _one_line(getattr(self, self.shown))
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is predicted, by the names of the columns of a .csv file."""
+        return {name: getattr(self, name) for name in self.in_csv}
 
 
 def _one_line(text: str) -> str:
@@ -59,11 +62,7 @@ class CompletedPrompt(_FromRecord):
     completion: str
     completions: list[str]
     cut: bool
-    shown = "completion"
-
-    def figures(self) -> dict[str, Any]:
-        """Return what is said, by the names of the columns of a .csv file."""
-        return {"prompt": self.prompt, "completion": self.completion}
+    shown, in_csv = "completion", ("prompt", "completion")
 
     def line(self) -> str:
         """Return the prompt and the completion in one line."""
@@ -84,11 +83,7 @@ class ChosenCandidate(_FromRecord):
     scores: list[float]
     probabilities: list[float]
     cut: bool
-    shown = "prediction"
-
-    def figures(self) -> dict[str, Any]:
-        """Return what is predicted, by the names of the columns of a .csv file."""
-        return {name: getattr(self, name) for name in ("prediction", "candidates", "scores", "probabilities")}
+    shown, in_csv = "prediction", ("prediction", "candidates", "scores", "probabilities")
 
     def line(self) -> str:
         """Return the candidate, the probability of each, and the prompt in one line."""

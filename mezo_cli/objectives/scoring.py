@@ -61,11 +61,10 @@ class Loss:
         """Return the loss of rows per label and prediction: [members, labels, labels] -> [members], where they are."""
         import torch
 
-        assert self.of_counts is not None
-        if counts.device.type == "cpu":  # numpy adds in another order than torch, which has other bits
-            return torch.from_numpy(self.of_counts(counts.numpy()))
-        of_counts: Callable[[Tensor], Tensor] = self.of_counts  # type: ignore[assignment]
-        return of_counts(counts)  # the host would wait for a copy
+        of_counts: Any = self.of_counts
+        if counts.device.type != "cpu":  # the host would wait for a copy
+            return of_counts(counts)
+        return torch.from_numpy(of_counts(counts.numpy()))  # numpy adds in another order than torch: other bits
 
     def samples(self, scores: "Tensor", labels: "Tensor") -> Score:
         """Return the function that gives the loss of samples of the rows."""
@@ -98,11 +97,10 @@ def mean_over_rows(losses: "Tensor") -> "Tensor":
 def count_predictions(scores: "Tensor", labels: "Tensor") -> "Tensor":
     """Return the number of rows per label and prediction, float64 [labels, labels]; nan if a score is not finite."""
     import torch
-    import torch.nn.functional as F
 
-    count = scores.shape[-1]
-    predicted = in_float64(F.one_hot(scores.argmax(dim=-1), count))
-    counts = in_float64(F.one_hot(labels, count)).mT @ predicted
+    one_hot, count = torch.nn.functional.one_hot, scores.shape[-1]
+    predicted = in_float64(one_hot(scores.argmax(dim=-1), count))
+    counts = in_float64(one_hot(labels, count)).mT @ predicted
     return torch.where(scores.isfinite().all(), counts, float("nan"))
 
 
@@ -111,8 +109,8 @@ def in_float64(values: "Tensor") -> "Tensor":
     return values.float() if values.device.type == "mps" else values.double()
 
 
-def _cross_entropy(scores: "Tensor", labels: "Tensor") -> "Tensor":
-    """Return the negative log-likelihood of the right label among the labels."""
+def cross_entropy_of_rows(scores: "Tensor", labels: "Tensor") -> "Tensor":
+    """Return the negative log-likelihood of the right label among the labels, of each row."""
     import torch.nn.functional as F
 
     return F.cross_entropy(in_float64(scores), labels, reduction="none")
@@ -157,7 +155,6 @@ class Metric:
 
 
 def _accuracy(counts: Counts) -> np.ndarray:
-    """Return the fraction of rows whose label is predicted."""
     return counts.diagonal(0, 1, 2).sum(1) / counts.sum((1, 2))
 
 
@@ -175,7 +172,7 @@ def _matthews(counts: Counts) -> np.ndarray:
     return np.asarray(np.where(spread > 0, agreement / np.sqrt(np.maximum(spread, 1)), 0.0))
 
 
-cross_entropy = Loss(_cross_entropy)
+cross_entropy = Loss(cross_entropy_of_rows)
 # 1 - a metric is piecewise constant, without a gradient (paper, section 3.3).
 accuracy_loss = Loss(of_counts=lambda counts: 1.0 - _accuracy(counts), differentiable=False)
 f1_loss = Loss(of_counts=lambda counts: 1.0 - _f1(counts), differentiable=False)
@@ -232,22 +229,19 @@ class Evaluation:
 
         Scores that have no interval are left out. A single row has none.
         """
-        other = self if before is None else before
-        names = [name for name in self.scores() if name in other.samples]
+        other, rows = {} if before is None else before.samples, len(self.values)
+        names = [name for name in self.scores() if name in (self if before is None else before).samples]
         values = {name: self.scores()[name] - (0.0 if before is None else before.scores()[name]) for name in names}
-        rows, intervals = len(self.values), {}
-        for name in names if rows > 1 else ():
-            intervals[name] = interval(rows, self.samples[name], None if before is None else before.samples[name])
-        return {**values, "intervals": intervals}
+        found = {name: interval(rows, self.samples[name], other.get(name)) for name in names if rows > 1}
+        return {**values, "intervals": found}
 
 
 def mean_of(sums: np.ndarray, numbers: np.ndarray | None = None) -> Score:
     """Return the function that gives the mean over samples of the rows of a value of each, or of sums / numbers."""
 
     def score(drawn: np.ndarray) -> np.ndarray:
-        if numbers is None:
-            return np.asarray(sums[drawn].mean(axis=1))
-        return np.asarray(sums[drawn].sum(axis=1) / numbers[drawn].sum(axis=1))
+        of = sums[drawn]
+        return np.asarray(of.mean(axis=1) if numbers is None else of.sum(axis=1) / numbers[drawn].sum(axis=1))
 
     return score
 
@@ -292,8 +286,8 @@ def paired_difference(before: np.ndarray, after: np.ndarray) -> tuple[float, flo
     gained, lost = int((after & ~before).sum()), int((before & ~after).sum())
     spread = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
     excess = both * neither - gained * lost
-    excess_corrected = max(excess - rows / 2, 0.0) if excess > 0 else float(excess)  # continuity, as in the paper
-    phi = excess_corrected / math.sqrt(spread) if spread else 0.0
+    corrected = max(excess - rows / 2, 0.0) if excess > 0 else float(excess)  # continuity, as in the paper
+    phi = corrected / math.sqrt(spread) if spread else 0.0
     below, above = (first - low1, high2 - second), (high1 - first, second - low2)
     down, up = (math.sqrt(max(0.0, a * a - 2 * phi * a * b + b * b)) for a, b in (below, above))
     return first - second - down, first - second + up

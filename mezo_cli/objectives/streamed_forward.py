@@ -5,7 +5,7 @@ through the model up to its layers, which only say what they are called with. Th
 all forwards by the calls that it would have got; at last each goes from the last layer to the head.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from mezo_cli.console import progress_log
 from mezo_cli.errors import UserError
-from mezo_cli.models.streaming import StreamedLayers, streamed_layers
+from mezo_cli.models.streaming import StreamedLayers
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.frozen_layers import Computed, FrozenLayers, Rows
-from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import swapped
 from mezo_cli.perturb.plan import Perturbation
 
@@ -35,7 +34,6 @@ class StreamedForward(FrozenLayers):
     def __init__(self, streamed: StreamedLayers, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.streamed, self._most = streamed, max(streamed.memory, STATES_BYTES)
-        self._expected: Sequence[Batch] = ()
         self._outputs: dict[Pass, Tensor] = {}  # the last layer's output, from when it is computed until it is used
 
     def logits(self, batch: Batch) -> Tensor:
@@ -52,15 +50,12 @@ class StreamedForward(FrozenLayers):
         with self.streamed.unread():
             return self._from_layer(batch, self._outputs.pop(key), self._layers[-1:])
 
-    def expect(self, batches: Sequence[Batch]) -> None:
-        """Take note of the batches that can go through the layers together."""
-        self._expected = batches
-
-    def together(self, parts: Sequence[Rows]) -> Iterator[Sequence[Rows]]:
-        """Yield the batches of an evaluation in groups that go through the layers together."""
+    def collated(self, parts: Sequence[Rows], collate: Callable[[Rows], Batch]) -> Iterator[Batch]:
+        """Yield the batches of an evaluation, of which so many as fit go through the layers together."""
         while parts:
             count = self._fitting([(rows, 1) for rows in parts])
-            yield parts[:count]
+            self.expected = [collate(rows) for rows in parts[:count]]
+            yield from self.expected
             parts = parts[count:]
 
     def _fitting(self, forwards: Sequence[tuple[Rows, int]]) -> int:
@@ -71,12 +66,11 @@ class StreamedForward(FrozenLayers):
 
     def _upcoming(self, batch: Batch) -> list[Pass]:
         """Return the forward that is asked for and the next ones of the same step, as many as fit in memory."""
-        now = self._forward.perturbation
-        points = list(self._forward.upcoming)
+        now, points = self._forward.perturbation, list(self._forward.upcoming)
         if now is not None and len(now.signs) == 1:  # each sign by a forward of its own
             split = [[z] if z is None else [z._replace(signs=(sign,)) for sign in z.signs] for z in points]
             points = [z for of_signs in split for z in of_signs]
-        batches = self._expected if batch in self._expected else [batch]
+        batches = self.expected if batch in self.expected else [batch]
         passes = list(dict.fromkeys((z, one) for z in (points if now in points else [now]) for one in batches))
         passes = passes[passes.index((now, batch)) :]
         return passes[: self._fitting([(one.rows, len(z.signs) if z else 1) for z, one in passes])]
@@ -116,15 +110,7 @@ class StreamedForward(FrozenLayers):
                 raise Computed
             return hidden_states
 
-        recording = swapped("forward", dict.fromkeys(self._layers, record))
-        with recording, self.streamed.unread(), suppress(Computed):
+        layers = dict.fromkeys(self._layers, record)
+        with swapped("forward", layers), self.streamed.unread(), suppress(Computed):
             self._run(batch)
         return calls, before[0]
-
-
-def packed_forward(model: Any, forward: PerturbedForward, *args: Any, **kwargs: Any) -> FrozenLayers:
-    """Return what runs a packed model: its layers are in memory, or are read as they run. See `FrozenLayers`."""
-    streamed = streamed_layers(model)
-    if streamed is None:
-        return FrozenLayers(model, forward, *args, **kwargs)
-    return StreamedForward(streamed, model, forward, *args, **kwargs)

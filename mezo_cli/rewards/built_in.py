@@ -37,9 +37,8 @@ def f1(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
 
     What MeZO trains SQuAD on without a gradient (Malladi et al. 2023, section 3.3).
     """
-    unanswerable = [bool(answers) and answers[0].strip() in NO_ANSWER for answers in golds]
-    by_words, whole = _best(word_f1, completions, golds), _best(_matches, completions, golds)
-    return [whole[i] if unanswerable[i] else by_words[i] for i in range(len(completions))]
+    both = zip(golds, _best(word_f1, completions, golds), _best(_matches, completions, golds), strict=True)
+    return [whole if answers and answers[0].strip() in NO_ANSWER else by_words for answers, by_words, whole in both]
 
 
 def contains(completions: Texts, rows: Rows, golds: Golds) -> list[float]:
@@ -151,10 +150,8 @@ def word_f1(text: str, gold: str) -> float:
     """Return the F1 of the words that two normalized texts have in common, counted with repetition."""
     words, gold_words = normalize(text).split(), normalize(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
-    if not common:
-        return 0.0
-    precision, recall = common / len(words), common / len(gold_words)
-    return 2 * precision * recall / (precision + recall)
+    precision, recall = common / max(1, len(words)), common / max(1, len(gold_words))
+    return 2 * precision * recall / (precision + recall) if common else 0.0
 
 
 # A minus sign belongs to a number unless it stands after a word, a number or a closing parenthesis: 5-3 ends in 3.
@@ -171,19 +168,16 @@ def answer_number(text: str) -> Fraction | None:
     if boxed:
         inside = re.match(r"\s*\{([^{}]*)\}", content)
         answer = re.sub(r"[\s$%\\,!]", "", inside[1]) if inside else ""
-        return _fraction(answer) if _NUMBER.fullmatch(answer) else None
-    _, marker, after = text.rpartition("####")
-    numbers = _NUMBER.findall(after)
-    return _fraction(numbers[0 if marker else -1]) if numbers else None
-
-
-def _fraction(digits: str) -> Fraction | None:
-    """Return a number exactly; None for one that is longer than any answer, and that Python may refuse to read."""
-    return Fraction(digits.replace(",", "").replace("\u2212", "-")) if len(digits) <= 1000 else None
+        numbers = [answer] if _NUMBER.fullmatch(answer) else []
+    else:
+        _, marker, after = text.rpartition("####")
+        numbers = _NUMBER.findall(after)
+        numbers = numbers[:1] if marker else numbers[-1:]
+    # A number that is longer is no answer, and Python may refuse to read it.
+    return Fraction(numbers[0].replace(",", "").replace("\u2212", "-")) if numbers and len(numbers[0]) <= 1000 else None
 
 
 def _best(score: Callable[[str, str], float], completions: Texts, golds: Golds) -> list[float]:
-    """Return the best score of each completion over its gold answers; 0 without any."""
     pairs = zip(completions, golds, strict=True)
     return [float(max((score(text.strip(), gold.strip()) for gold in answers), default=0.0)) for text, answers in pairs]
 

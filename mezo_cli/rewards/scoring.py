@@ -45,8 +45,7 @@ class Reward(AbstractContextManager["Reward"]):
                 self._functions = [worker.Function(part.target) for part in spec.parts]
                 self.needed = [name for one in self._functions for name in one.needed]
             else:
-                parts = [(part.target, part.settings, spec.sha256) for part in spec.parts]
-                self._worker = Worker(parts, timeout)
+                self._worker = Worker([(part.target, part.settings, spec.sha256) for part in spec.parts], timeout)
                 self._worker.start()
                 self.needed = self._worker.needed
         except RewardError as error:
@@ -85,35 +84,39 @@ class Reward(AbstractContextManager["Reward"]):
         """
         self.check_columns(column for row in batch["rows"] for column in row)
         batch = {**batch, "seed": [int(seed) for seed in batch["seed"]]}
-        right = self._score(batch)
+        right, locations = self._score(batch), batch["locations"]
         if not self.spec.shuffled:
             return right
-        others = _other_rows(batch["seed"], batch["locations"])
-        other = self._score(batch | {name: [batch[name][i] for i in others] for name in OF_ROW})
+        # Rewards that were permuted after they were computed would keep their mean, and with it the loss. So rows are
+        # permuted: in the order of a hash of their first samples' seeds, each is replaced by the next.
+        first = {location: i for i, location in reversed(list(enumerate(locations)))}
+        order = sorted(first.values(), key=lambda i: hashlib.sha256(str(batch["seed"][i]).encode()).digest())
+        following = {locations[i]: j for i, j in zip(order, [*order[1:], *order[:1]], strict=True)}
+        shuffled = {name: [batch[name][following[location]] for location in locations] for name in OF_ROW}
+        other = self._score(batch | shuffled)
         return RewardBatch(other.values, {self.spec.parts[0].name: right.values, **right.parts}, other.errors)
 
     def _score(self, batch: Batch) -> RewardBatch:
-        all_scores = self._row_scores(batch)
-        values, errors = {name: np.zeros(len(all_scores)) for name in self._names or (REWARD,)}, 0
+        all_scores, errors = self._row_scores(batch), 0
+        values = {name: np.zeros(len(all_scores)) for name in self._names or (REWARD,)}
         for i, scores in enumerate(all_scores):
             if isinstance(scores, str):
                 if self._on_error == "stop":
                     raise RunFailed(self._line(batch["locations"][i], scores))
                 errors += 1
-                continue
-            for name, of_rows in values.items():
-                of_rows[i] = scores[name]
+            else:
+                for name, of_rows in values.items():
+                    of_rows[i] = scores[name]
         return RewardBatch(values.pop(REWARD), values, errors)
 
     def _row_scores(self, batch: Batch) -> list[Scores]:
-        """Return what each row got. After a failure of the batch, its rows are tried one by one."""
         try:
             return [self._sum(scores) for scores in zip(*self._call(batch), strict=True)]
         except RewardError as error:
             failure, locations = str(error), batch["locations"]
         if len(locations) == 1:
             return [failure]
-        all_scores: list[Scores] = []
+        all_scores: list[Scores] = []  # of the rows one by one
         for i, place in enumerate(locations):
             all_scores += self._row_scores({name: [of_rows[i]] for name, of_rows in batch.items()})
             if isinstance(all_scores[-1], str) and self._on_error == "stop":
@@ -124,7 +127,6 @@ class Reward(AbstractContextManager["Reward"]):
         return all_scores
 
     def _call(self, batch: Batch) -> list[list[Scores]]:
-        """Return what each part gives for each row."""
         if self._worker is None:
             return worker.score(self._functions, batch, [*self._columns])
         try:
@@ -134,10 +136,7 @@ class Reward(AbstractContextManager["Reward"]):
         return self._worker.score(batch, [*self._columns])
 
     def _sum(self, by_part: Sequence[Scores]) -> Scores:
-        """Return the scores of a row: those of a reward that stands by itself, or the weighted sum of a mixture.
-
-        Or what is wrong with them: also that their names are not those of the rows before.
-        """
+        """Return a row's scores, of one reward or the weighted sum of a mixture; or what is wrong with them."""
         if len(by_part) == 1 and self.spec.parts[0].weight == 1:
             numbers = by_part[0]
             if isinstance(numbers, str):
@@ -157,15 +156,3 @@ class Reward(AbstractContextManager["Reward"]):
 
     def _line(self, place: str, failure: str) -> str:
         return f"{place}: {REWARDS.key}={self.spec.describe()}: {failure}"
-
-
-def _other_rows(seeds: Sequence[int], locations: Sequence[str]) -> list[int]:
-    """Return for each completion the place of one of another row of the batch, a function of seeds and locations.
-
-    Rewards that were permuted after they were computed would keep their mean, and with it the loss: that is no control.
-    So rows are permuted: in the order of a hash of their first samples' seeds, each is replaced by the next.
-    """
-    first = {location: i for i, location in reversed(list(enumerate(locations)))}
-    order = sorted(first.values(), key=lambda i: hashlib.sha256(str(seeds[i]).encode()).digest())
-    following = {locations[i]: j for i, j in zip(order, [*order[1:], *order[:1]], strict=True)}
-    return [following[location] for location in locations]

@@ -17,7 +17,6 @@ print goes to stderr. Only the standard library is imported here: the program ge
 import contextlib
 import faulthandler
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import json
@@ -65,9 +64,9 @@ class Function:
         for one in parameters:
             if one.kind in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY):
                 raise RewardError(f"takes {signature}, '{one.name}' by position alone; {BY_NAME}")
-        named = {one.name: one.default is one.empty for one in parameters if one.kind is not one.VAR_KEYWORD}
-        self._named, self._takes_all = named, len(named) < len(parameters)
-        self.needed = [name for name, is_needed in named.items() if is_needed and name not in NAMES]
+        self._named = {one.name: one.default is one.empty for one in parameters if one.kind is not one.VAR_KEYWORD}
+        self._takes_all = len(self._named) < len(parameters)
+        self.needed = [name for name, is_needed in self._named.items() if is_needed and name not in NAMES]
 
     def __call__(self, batch: Batch, columns: Sequence[str]) -> Any:
         """Call it. `columns` are those of the data, for `**kwargs` and defaults; a row that lacks one gives None."""
@@ -141,15 +140,13 @@ def _describe(error: BaseException) -> str:
     not_users = (os.path.dirname(__file__), "<frozen")
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(not_users)]
     lines = [one.lineno for one in frames if one.filename == frames[0].filename]  # not those of a library that it calls
-    place = f" ({frames[0].filename}:{lines[-1]})" if frames else ""
-    return f"{text[:500]}{place}"
+    return text[:500] + (f" ({frames[0].filename}:{lines[-1]})" if frames else "")
 
 
 def _run_file(file: Path) -> ModuleType:
     """Run a file as a module that can import its neighbours. Compiled here, it never comes from an old __pycache__."""
     sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
+    spec: Any = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(file.stem, module)  # which dataclasses and pickle look up
     exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
@@ -191,8 +188,7 @@ class Worker:
 
     def score(self, batch: Batch, columns: Sequence[str]) -> list[list[Scores]]:
         """Return what `score` returns for a batch. After a RewardError the process may have to be started again."""
-        scores: list[list[Scores]] = self._call("score", (batch, columns), self._timeout, "objective.reward_timeout")
-        return scores
+        return list(self._call("score", (batch, columns), self._timeout, "objective.reward_timeout"))
 
     def _call(self, method: str, arguments: Any, limit: float, limit_name: str) -> Any:
         process, answer = self._process, None
@@ -236,7 +232,6 @@ class Worker:
 
 
 def _read(pipe: BinaryIO, lines: "queue.SimpleQueue[bytes]") -> None:
-    """Queue the lines of a pipe until it is closed, and then b""."""
     with pipe:
         for line in pipe:
             lines.put(line)
@@ -244,8 +239,7 @@ def _read(pipe: BinaryIO, lines: "queue.SimpleQueue[bytes]") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a row that JSON does not have: arrays as lists, others (a date) as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)  # what JSON does not have: arrays, dates
 
 
 # --- the program of the process ---
@@ -277,7 +271,6 @@ def main() -> None:
 
 
 def _answer(functions: list[Function], method: str, arguments: list[Any]) -> dict[str, Any]:
-    """Carry out one request. `load` fills the list of functions."""
     try:
         if method == "score":
             return {"result": score(functions, *arguments)}

@@ -45,11 +45,6 @@ class ChoiceRow:
         object.__setattr__(self, "candidates", tuple(array("i", ids) for ids in self.candidates))
 
     @property
-    def tokens(self) -> int:
-        """The number of tokens of the prompt and all candidates."""
-        return len(self.input_ids) + sum(map(len, self.candidates))
-
-    @property
     def position(self) -> int:
         """The last token of the prompt."""
         return len(self.input_ids) - 1
@@ -71,21 +66,20 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(task, tokenizer, task.choice)
-        self._texts = ChoiceTexts(task)
-        self._start = start_ids(tokenizer, task.bos_token_id)
+        self._texts, self._start = ChoiceTexts(task), start_ids(tokenizer, task.bos_token_id)
 
     def parts(self, columns: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
         """Return the prompt of a row and the texts of its candidates."""
-        prompt = self._texts.prompt.render(columns, where).lstrip().rstrip(" ")
+        prompt, templates = self._texts.prompt.render(columns, where), self._texts.candidates
         if self._texts.each is None:
-            texts = [template.render(columns, where) for template in self._texts.candidates]
+            texts = [template.render(columns, where) for template in templates]
         else:
-            template, items = self._texts.candidates[0], self._items(columns, where)
-            texts = [template.render({**columns, CANDIDATE: item}, where) for item in items]
-        empty = next((number for number, text in enumerate(texts) if not text.strip()), None)
-        if empty is not None:
-            raise UserError(f"{where}: candidate {empty + 1} of {len(texts)} is empty")
-        return prompt, [text.rstrip(" ") for text in texts]
+            of_items = [{**columns, CANDIDATE: item} for item in self._items(columns, where)]
+            texts = [templates[0].render(row, where) for row in of_items]
+        for number, text in enumerate(texts, 1):
+            if not text.strip():
+                raise UserError(f"{where}: candidate {number} of {len(texts)} is empty")
+        return prompt.lstrip().rstrip(" "), [text.rstrip(" ") for text in texts]
 
     def demonstration(self, example: Example) -> str:
         """Return the prompt of a row with the candidate that is trained."""
@@ -95,9 +89,10 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
     def templates(self) -> dict[str, str]:
         """Return the templates of the prompt and of the candidates."""
         choice = self.task.choice
-        each = {} if choice.each is None else {f"{CANDIDATE}: each of": choice.each}
-        names = [f"candidate {number}" for number, _ in enumerate(choice.candidates, 1)] if not each else ["candidates"]
-        return {"prompt": choice.prompt or "", **dict(zip(names, choice.candidates, strict=True)), **each}
+        templates = {f"candidate {number}": text for number, text in enumerate(choice.candidates, 1)}
+        if choice.each is not None:
+            templates = {"candidates": choice.candidates[0], f"{CANDIDATE}: each of": choice.each}
+        return {"prompt": choice.prompt or "", **templates}
 
     def sizes(self, row: ChoiceRow) -> dict[str, int]:
         """Return the tokens of the prompt and of the longest candidate, and the number of candidates."""
@@ -117,7 +112,6 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
         return super()._tokenize([text.lstrip() for text in texts])  # where the prompt is empty
 
     def _items(self, columns: Mapping[str, Any], where: str) -> list[str]:
-        """Return the texts of `task.choice.each`."""
         assert self._texts.each is not None
         value = self._texts.each.find(columns, where)
         if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
@@ -126,7 +120,6 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
         return value
 
     def _right(self, example: Example) -> tuple[int, ...]:
-        """Return the numbers of the right candidates."""
         if self._texts.right is None:
             return (example.label,)
         columns, where = self.read(example)
@@ -141,7 +134,6 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
         self, example: Example, where: str, prompt_ids: list[int], all_ids: list[list[int]], texts: list[str]
     ) -> ChoiceRow:
         """Return the row, cut to the limit."""
-        right = self._right(example) if self._has_answers else ()
         scored = [len(ids) - len(prompt_ids) for ids in all_ids]
         if min(scored) < 1:
             shown = texts[scored.index(min(scored))]
@@ -165,4 +157,5 @@ class ChoiceEncoder(PromptEncoder[ChoiceRow]):
             raise UserError(f"{where}: {why}: it would be cut, or leave no room for a prompt (task.choice.max_length)")
         if is_cut:
             prompt = [*prompt[:kept], *prompt[len(prompt) - (room - kept) :]]
+        right = self._right(example) if self._has_answers else ()
         return ChoiceRow(prompt, tuple(candidates), tuple(scored), tuple(texts), right, is_cut)

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
-from mezo_cli.tasks import encoder
-from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, plain_backend
+from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, plain_backend, print_probabilities
 
 
 class ClsEncoder(ClassificationEncoder):
@@ -25,10 +24,9 @@ class ClsEncoder(ClassificationEncoder):
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
         """Encode rows by one call of the tokenizer."""
-        texts = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
         with plain_backend(self.tokenizer):
             batch = self.tokenizer(
-                *texts,
+                *(list(column) for column in zip(*(example.texts for example in examples), strict=True)),
                 truncation=True,
                 max_length=self.max_length,
                 return_token_type_ids=self._has_segments,
@@ -44,6 +42,8 @@ class ClsEncoder(ClassificationEncoder):
     def write_snippet(self, variables: Sequence[str]) -> str:
         """Return code that lets the tokenizer join the texts, and reads the head's logits."""
         options = f"truncation=True, max_length={self.max_length}, split_special_tokens=True"
-        call = f'inputs = tokenizer({", ".join(variables)}, {options}, return_tensors="pt")'
-        run = "with torch.no_grad():\n    scores = model(**inputs).logits[0]"
-        return f"{call}\n{run}\n{encoder.print_probabilities(self.task.labels)}"
+        return (
+            f'inputs = tokenizer({", ".join(variables)}, {options}, return_tensors="pt")\n'
+            "with torch.no_grad():\n    scores = model(**inputs).logits[0]\n"
+            f"{print_probabilities(self.task.labels)}"
+        )

@@ -18,7 +18,6 @@ _CHUNK = 16_384  # rows tokenized at a time; bounds the memory of the tokenizer'
 UNBOUNDED = 1 << 30  # tokens: no row is as long
 _NO_LIMIT = 1_000_000  # transformers writes a huge model_max_length where it knows no limit
 
-
 PROPOSE = "`mezo data --words` with the same settings proposes words"
 
 Row = TypeVar("Row")  # what an encoder makes of a row
@@ -34,6 +33,7 @@ class InputEncoder(Generic[Row]):
     Args:
         task: the task. What it says of rows is checked against the tokenizer here.
         tokenizer: a fast tokenizer.
+        limit: the most tokens of a row, if the model takes so many; None: `task.max_length`.
 
     Attributes:
         max_length: the most tokens of a row.
@@ -41,13 +41,12 @@ class InputEncoder(Generic[Row]):
 
     limit_key: ClassVar[str] = "task.max_length"
 
-    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer, limit: int | None = None) -> None:
         if not tokenizer.is_fast:
             why = "is not a fast tokenizer (it has no tokenizer.json), and only these are supported"
             raise UserError(f"{describe_tokenizer(tokenizer)} {why}")
-        self.task = task
-        self.tokenizer = tokenizer
-        self.max_length = max_row_length(tokenizer, task.max_length)
+        self.task, self.tokenizer, most = task, tokenizer, tokenizer.model_max_length
+        self.max_length = min(limit or task.max_length, most if 0 < most < _NO_LIMIT else UNBOUNDED)
 
     def encode(self, example: Example) -> Row:
         """Encode one row."""
@@ -120,9 +119,8 @@ class PromptEncoder(InputEncoder[Row]):
     """
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer, prompt: GeneratePrompt | ChoicePrompt) -> None:
-        super().__init__(task, tokenizer)
+        super().__init__(task, tokenizer, prompt.max_length or UNBOUNDED)
         self._has_answers, self._cuts = True, prompt.too_long == "cut" or task.demonstrations > 0
-        self.max_length = max_row_length(tokenizer, prompt.max_length or UNBOUNDED)
 
     def parts(self, columns: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
         """Return the prompt of a row, and the texts that may follow it; `where` is its place, for error lines."""
@@ -177,12 +175,13 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
 
     scored_by: ClassVar[str] = ""
 
-    def __init__(self, task: TaskConfig, tokenizer: Tokenizer, label_words: Sequence[str] = ()) -> None:
-        super().__init__(task, tokenizer)
-        labels = list(task.labels)
-        if len(labels) < 2 or len(set(labels)) != len(labels):
+    def __init__(
+        self, task: TaskConfig, tokenizer: Tokenizer, label_words: Sequence[str] = (), limit: int | None = None
+    ) -> None:
+        super().__init__(task, tokenizer, limit)
+        if len(task.labels) < 2 or len(set(task.labels)) != len(task.labels):
             raise UserError(
-                f"task '{task.name}': task.labels needs two or more names, all different, not [{join(labels)}]"
+                f"task '{task.name}': task.labels needs two or more names, all different, not [{join(task.labels)}]"
             )
         self.label_words, self.label_ids, self.keeps_mask = list(label_words), list[Any](), False
 
@@ -210,14 +209,13 @@ def label_words_to_ids(task: TaskConfig, words: Sequence[str], key: str, find: C
             f" ({join(words)}); {key} needs one for each, in the same order"
         )
     for index, word in enumerate(words):
-        ids = find(index)
-        if ids in found:
-            first = found.index(ids)
+        found.append(find(index))
+        first = found.index(found[index])
+        if first < index:
             raise UserError(
                 f"task '{task.name}': labels '{labels[first]}' and '{labels[index]}' share their tokens,"
                 f" through their words '{words[first]}' and '{word}'"
             )
-        found.append(ids)
     return found
 
 
@@ -225,14 +223,8 @@ def whole_words(tokenizer: Tokenizer, before: str = " ", start: Sequence[int] = 
     """Return the words of two letters or more that are one token after a text, and the token; `start` is the text's."""
     texts = (text.strip() for text in tokenizer.batch_decode([[token] for token in range(len(tokenizer))]))
     words = [text for text in dict.fromkeys(texts) if len(text) > 1 and text.isalpha()]
-    all_ids = tokenize([before + word for word in words], tokenizer)
-    return {word: ids[-1] for word, ids in zip(words, all_ids, strict=True) if ids[:-1] == [*start]}
-
-
-def max_row_length(tokenizer: Tokenizer, wanted: int) -> int:
-    """Return `wanted`, or the most tokens that the model takes when that is known and less."""
-    has_limit = 0 < tokenizer.model_max_length < _NO_LIMIT
-    return min(wanted, tokenizer.model_max_length) if has_limit else wanted
+    pairs = zip(words, tokenize([before + word for word in words], tokenizer), strict=True)
+    return {word: ids[-1] for word, ids in pairs if ids[:-1] == [*start]}
 
 
 def start_ids(tokenizer: Tokenizer, bos_token_id: int | None) -> list[int]:
@@ -272,14 +264,12 @@ def plain_backend(tokenizer: Tokenizer) -> Iterator[Any]:
         yield backend
     finally:
         backend.encode_special_tokens = special
+        backend.no_truncation()
+        backend.no_padding()
         if truncation is not None:
             backend.enable_truncation(**truncation)
-        else:
-            backend.no_truncation()
         if padding is not None:
             backend.enable_padding(**padding)
-        else:
-            backend.no_padding()
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> str:

@@ -18,8 +18,7 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError
-from mezo_cli.tasks import encoder
-from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_tokenizer
+from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_tokenizer, plain_backend, start_ids
 from mezo_cli.tasks.template import RowTexts, describe
 
 # Some chat templates write today's date, by a function of this name. A run that is resumed tomorrow must have the same
@@ -78,14 +77,12 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         settings = task.generate
         super().__init__(task, tokenizer, settings)
-        self._texts = RowTexts(task)
-        self._room = 0
-        self.stop = [text.replace("\\n", "\n") for text in settings.stop]
-        self.keep_stop = settings.keep_stop
+        self._texts, self._room = RowTexts(task), 0
+        self.stop, self.keep_stop = [text.replace("\\n", "\n") for text in settings.stop], settings.keep_stop
         if settings.chat and not tokenizer.chat_template:
             why = f"{describe_tokenizer(tokenizer)} has no chat template"
             raise UserError(f"task '{task.name}', task.generate.chat=true: {why}; use a chat model, or chat=false")
-        self._start = [] if settings.chat else encoder.start_ids(tokenizer, task.bos_token_id)
+        self._start = [] if settings.chat else start_ids(tokenizer, task.bos_token_id)
         self._is_plain_text = settings.prompt == ""
         if self._is_plain_text and (settings.chat or settings.answer is None):
             needs = "chat=true needs a prompt" if settings.chat else "and no answer: there is nothing to learn"
@@ -119,27 +116,33 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         return self.parts(*row)[0] + ("" if answer is None else answer.render(*row))
 
     def _chat(self, columns: Mapping[str, Any], where: str) -> str:
-        """Return the prompt of a row in the tokenizer's chat template."""
-        template, settings = self._texts.prompt, self.task.generate
+        template, system = self._texts.prompt, self.task.generate.system
         path = template.only_path
         value = None if path is None else path.find(columns, where)
         if path is not None and isinstance(value, list):
-            messages = _check_messages(value, f"{where}: '{path.text}'", settings.system)
+            wrong = next((m for m in value if not (isinstance(m, Mapping) and {"role", "content"} <= m.keys())), None)
+            if wrong is not None or not value:
+                what = f"'{path.text}' {describe(value if wrong is None else wrong)}"
+                raise UserError(f"{where}: {what}; a message is a record with role and content")
+            if system is not None and value[0]["role"] == "system":
+                why = "begins with a system message, and task.generate.system gives another"
+                raise UserError(f"{where}: '{path.text}' {why}")
+            # The model is to write the assistant's message at the end.
+            messages = [dict(m) for m in (value[:-1] if value[-1]["role"] == "assistant" else value)]
         else:
             messages = [{"role": "user", "content": template.render(columns, where)}]
-        if settings.system is not None:
-            messages = [{"role": "system", "content": settings.system}, *messages]
+        if system is not None:
+            messages = [{"role": "system", "content": system}, *messages]
+        dated = _FIXED_DATE + self.tokenizer.get_chat_template()
         try:
-            chat = self.tokenizer.apply_chat_template(
-                messages,
-                chat_template=_FIXED_DATE + self.tokenizer.get_chat_template(),
-                add_generation_prompt=True,
-                tokenize=False,
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, chat_template=dated, add_generation_prompt=True, tokenize=False
+                )
             )
         except Exception as error:  # the template is a program of the tokenizer's
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"{where}: the tokenizer's chat template takes no such messages: {reason}") from error
-        return str(chat)
 
     def templates(self) -> dict[str, str]:
         """Return the templates of the prompt and the answer."""
@@ -159,23 +162,14 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         """Return the prompt; of plain text the text."""
         return self.decode_ids(row.answer_ids) if self._is_plain_text else self.decode(row)
 
-    def _golds(self, columns: Mapping[str, Any], texts: list[str], where: str) -> tuple[str, ...]:
-        """Return the gold texts: the column's, or the answer as a completion would give it."""
-        if self._texts.gold is not None and self._has_answers:
-            return tuple(self._texts.gold.find_texts(columns, where, "task.generate.gold"))
-        ends = [next((end for end in self.stop if text.endswith(end)), "") for text in texts]
-        return tuple(text if self.keep_stop else text.removesuffix(end) for text, end in zip(texts, ends, strict=True))
-
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of each text. What the chat template writes has special tokens in it."""
         if not self.task.generate.chat:
             return super()._tokenize(texts)
-        with encoder.plain_backend(self.tokenizer) as backend:
-            backend.encode_special_tokens = False
+        with plain_backend(self.tokenizer) as backend:
+            backend.encode_special_tokens = False  # what the chat template writes has special tokens in it
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _answer_ids(self, answer: str, prompt_ids: list[int], ids: list[int], where: str) -> list[int]:
-        """Return the tokens of an answer, given those of its prompt and those of both as one text."""
         answer_ids = ids[len(prompt_ids) :]
         if ids[: len(prompt_ids)] != prompt_ids:
             answer_ids = self._tokenize([answer])[0]
@@ -190,8 +184,11 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         """Return the row, cut to the limit."""
         if not (prompt_ids or self._start or self._is_plain_text):
             raise UserError(f"{where}: the prompt is empty, so nothing can follow it")
-        columns, _ = self.read(example)
-        golds = self._golds(columns, texts, where)
+        columns, golds = self.read(example)[0], texts
+        if self._texts.gold is not None and self._has_answers:
+            golds = self._texts.gold.find_texts(columns, where, "task.generate.gold")
+        elif not self.keep_stop:  # the answer as a completion would give it
+            golds = [text.removesuffix(next(filter(text.endswith, self.stop), "")) for text in texts]
         prompt, answer = prompt_ids, self._answer_ids(texts[0], prompt_ids, all_ids[0], where) if texts else []
         length, space = len(prompt) + max(len(answer), self._room), self.max_length - len(self._start)
         is_cut = length > space
@@ -202,22 +199,10 @@ class GenerateEncoder(PromptEncoder[PromptRow]):
         if is_cut:
             answer = answer[-space:]
             prompt = prompt[max(0, len(prompt) - max(0, space - (self._room or len(answer)))) :]
-        over = max(0, len(prompt) + len(answer) - space)
-        skipped = (len(self._start), len(self._start) + over)
-        ids = [*self._start, *prompt]
+        over, ids = len(prompt) + len(answer) - space, [*self._start, *prompt]
+        skipped = (len(self._start), len(self._start) + over) if over > 0 else (0, 0)
         if not ids:  # plain text, and no start token to learn its first token from
             ids, answer = answer[:1], answer[1:]
         if self._is_plain_text and not answer:
             raise UserError(f"{where}: the text is empty: there is nothing to learn")
-        return PromptRow(ids, answer, 0, columns, golds, is_cut, skipped=skipped if over else (0, 0))
-
-
-def _check_messages(value: list[Any], where: str, system: str | None) -> list[dict[str, Any]]:
-    """Return a row's messages up to the last that is not the assistant's, which the model is to write."""
-    wrong = next((m for m in value if not (isinstance(m, Mapping) and {"role", "content"} <= m.keys())), None)
-    if wrong is not None or not value:
-        what = describe(value if wrong is None else wrong)
-        raise UserError(f"{where} {what}; a message is a record with role and content")
-    if system is not None and value[0]["role"] == "system":
-        raise UserError(f"{where} begins with a system message, and task.generate.system gives another")
-    return [dict(m) for m in (value[:-1] if value[-1]["role"] == "assistant" else value)]
+        return PromptRow(ids, answer, 0, columns, tuple(golds), is_cut, skipped=skipped)

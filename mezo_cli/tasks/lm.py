@@ -33,22 +33,35 @@ class LmEncoder(ClassificationEncoder):
     scored_by = "label words that continue a prompt"
 
     def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(task, tokenizer, task.lm.label_words or task.label_words)
-        self._parts = _prompt_parts(task)
+        words, limit = task.lm.label_words or task.label_words, task.lm.max_length or encoder.UNBOUNDED
+        super().__init__(task, tokenizer, words, limit)
+        if task.lm.template is None:
+            column = task.columns[-1] if task.columns else "text"
+            raise UserError(
+                f"task '{task.name}' has no template for decoders (objective=lm): set task.lm.template to one that ends"
+                f" in the label word's place, e.g. '{{{column}}} It was {{mask}}', and task.lm.label_words if they "
+                f"differ{task.offered}"
+            )
+        parts = parse_template(task.lm.template, list(task.columns), task.name)
+        parts = parts[parts[0] == Special("cls") : len(parts) - (parts[-1] == Special("sep+"))]
+        where = f"task '{task.name}', task.lm.template {task.lm.template!r}"
+        if parts[-1] != Special("mask"):
+            raise UserError(f"{where}: {{mask}}, the label word's place, must come last: what follows it is not scored")
+        self._parts = [part for part in parts[:-1] if not isinstance(part, Special)]
+        if len(self._parts) != len(parts) - 1:
+            raise UserError(f"{where}: a decoder's prompt has no {{sep}}; write the text that separates them, or \\n")
         last = self._parts[-1]
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
         key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
-        self.label_ids = encoder.label_words_to_ids(task, self.label_words, key, self._word_ids)
+        self.label_ids = encoder.label_words_to_ids(task, words, key, self._word_ids)
         self._start = encoder.start_ids(tokenizer, task.bos_token_id)
-        self.max_length = encoder.max_row_length(tokenizer, task.lm.max_length or encoder.UNBOUNDED)
         self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
         if self._max_prompt < 1:
             raise UserError(f"task '{task.name}': a limit of {self.max_length} tokens leaves none for the prompt")
 
     def prompt(self, texts: Sequence[str]) -> str:
         """Return the text before the label word."""
-        parts = (p.render(texts) if isinstance(p, Sentence) else p.text for p in self._parts)
-        return "".join(parts)
+        return "".join(part.render(texts) if isinstance(part, Sentence) else part.text for part in self._parts)
 
     def demonstration(self, example: Example) -> str:
         """Return the prompt of a row with the word of its label."""
@@ -108,12 +121,12 @@ class LmEncoder(ClassificationEncoder):
     def _word_ids(self, index: int) -> list[int]:
         """Return the tokens of a label's word after a prompt; the prompt's tokens must not depend on the word."""
         prompt = self.prompt(["a"] * len(self.task.columns))
-        which = f"task '{self.task.name}': the label word '{self.label_words[index]}'"
-        which += f" (label '{self.task.labels[index]}')"
+        label, text = self.task.labels[index], self.label_words[index]
+        which = f"task '{self.task.name}': the label word '{text}' (label '{label}')"
         with encoder.plain_backend(self.tokenizer) as backend:
             encoding = backend.encode(prompt + self.continuation(index), add_special_tokens=False)
         word = [token for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if end > len(prompt)]
-        if not self.label_words[index].strip() or not word or self.tokenizer.unk_token_id in word:
+        if not text.strip() or not word or self.tokenizer.unk_token_id in word:
             raise UserError(
                 f"{which} is not a word of {describe_tokenizer(self.tokenizer)}; choose another: {encoder.PROPOSE}"
             )
@@ -124,24 +137,3 @@ class LmEncoder(ClassificationEncoder):
         if start < len(prompt) or encoding.ids[-len(word) :] != word or prompt_ids != self._prompt_ids:
             raise UserError(f"{which}: {_MERGES}")
         return word
-
-
-def _prompt_parts(task: TaskConfig) -> list[Literal | Sentence]:
-    """Parse the template and return its parts without the mask at the end."""
-    if task.lm.template is None:
-        column = task.columns[-1] if task.columns else "text"
-        raise UserError(
-            f"task '{task.name}' has no template for decoders (objective=lm): set task.lm.template to one that ends in "
-            f"the label word's place, e.g. '{{{column}}} It was {{mask}}', and task.lm.label_words if they differ"
-            f"{task.offered}"
-        )
-    parts = parse_template(task.lm.template, list(task.columns), task.name)
-    where = f"task '{task.name}', task.lm.template {task.lm.template!r}"
-    parts = parts[parts[0] == Special("cls") :]
-    parts = parts[: len(parts) - (parts[-1] == Special("sep+"))]
-    if parts[-1] != Special("mask"):
-        raise UserError(f"{where}: {{mask}}, the label word's place, must come last: what follows it is not scored")
-    prompt = [part for part in parts[:-1] if not isinstance(part, Special)]
-    if len(prompt) != len(parts) - 1:
-        raise UserError(f"{where}: a decoder's prompt has no {{sep}}; write the text that separates them, or \\n")
-    return prompt

@@ -13,7 +13,7 @@ from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError, join
 from mezo_cli.tasks import encoder
 from mezo_cli.tasks.encoder import ClassificationEncoder, Tokenizer, describe_row, describe_tokenizer, tokenize
-from mezo_cli.tasks.template import Part, Sentence, Special, parse_template
+from mezo_cli.tasks.template import Sentence, Special, parse_template
 
 _BARE = tuple("<[.,")  # a label word that starts with one of them takes no space
 _BERT_SEGMENTS = 2  # a BERT has embeddings for segment ids 0 and 1
@@ -43,15 +43,13 @@ class MlmEncoder(ClassificationEncoder):
         if mask_id is None:
             why = f"{describe_tokenizer(tokenizer)} has no mask token; a prompt needs one (or use objective=cls)"
             raise UserError(f"task '{task.name}': {why}")
-        self.label_ids = label_word_ids(task, tokenizer)
-        parts = parse_template(task.template or "", list(task.columns), task.name)
-        self._pieces = _pieces(parts, task, tokenizer)
+        self.label_ids, self._pieces = label_word_ids(task, tokenizer), _pieces(task, tokenizer)
         self._mask_piece = next(i for i, piece in enumerate(self._pieces) if mask_id in piece.ids)
         self._mask_offset = self._pieces[self._mask_piece].ids.index(mask_id)
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
         """Tokenize column by column, which is fast, then join the parts of each row."""
-        columns: list[Iterable[list[int]]] = []
+        columns, limit = list[Iterable[list[int]]](), self.max_length
         for piece in self._pieces:
             if piece.sentence is None:
                 columns.append(repeat(piece.ids, len(examples)))
@@ -59,7 +57,30 @@ class MlmEncoder(ClassificationEncoder):
                 texts = [piece.sentence.render(example.texts) for example in examples]
                 columns.append([ids[: piece.limit] for ids in tokenize(texts, self.tokenizer)])
         for example, parts in zip(examples, zip(*columns, strict=True), strict=True):
-            yield self._join(example, parts)
+            lengths = list(map(len, parts))
+            mask = sum(lengths[: self._mask_piece]) + self._mask_offset
+            if mask >= limit and self.keeps_mask:
+                # cut the ends of the sentences, the longest first, until the row fits
+                slots = [i for i, piece in enumerate(self._pieces) if piece.sentence is not None]
+                for _ in range(sum(lengths) - limit):
+                    longest = max(slots, key=lengths.__getitem__)
+                    lengths[longest] = max(0, lengths[longest] - 1)
+                parts = tuple(part[:length] for part, length in zip(parts, lengths, strict=True))
+                mask = sum(lengths[: self._mask_piece]) + self._mask_offset
+            ids = list(chain.from_iterable(parts))
+            if mask >= limit:
+                source, more = "the model takes no more", ""
+                if limit == self.task.max_length:
+                    source, more = "task.max_length", ", or raise task.max_length"
+                raise UserError(
+                    f"{describe_row(self.task, example)}: the prompt has {len(ids)} tokens and its mask is token "
+                    f"{mask + 1}, cut off by the limit of {limit} ({source}); shorten sentences with task.first_limit "
+                    f"or task.other_limit{more}"
+                )
+            segments = [0] * len(ids)
+            if self._pieces[-1].segment:
+                segments = [p.segment for p, part in zip(self._pieces, parts, strict=True) for _ in part]
+            yield TokenizedExample(ids[:limit], segments[:limit], mask, example.label)
 
     def without_limits(self) -> Self:
         """Return an encoder that cuts nothing off."""
@@ -75,13 +96,16 @@ class MlmEncoder(ClassificationEncoder):
             code = None if piece.sentence is None else f"ids({piece.sentence.write_code(variables)}){cut}"
             parts.append(code or str(piece.ids))
         mask, limit, words = self.tokenizer.mask_token_id, self.max_length, ", ".join(self.label_words)
-        lines = [f"parts = [{', '.join(parts)}]", f"input_ids = [i for part in parts for i in part][:{limit}]"]
-        lines.append(
-            'inputs = {"input_ids": torch.tensor([input_ids]), "attention_mask": torch.ones(1, len(input_ids))}'
-        )
+        lines = [
+            f"parts = [{', '.join(parts)}]",
+            f"input_ids = [i for part in parts for i in part][:{limit}]",
+            'inputs = {"input_ids": torch.tensor([input_ids]), "attention_mask": torch.ones(1, len(input_ids))}',
+        ]
         if any(segments):
-            lines.append(f"segments = [s for part, s in zip(parts, {segments}) for _ in part][:{limit}]")
-            lines.append('inputs["token_type_ids"] = torch.tensor([segments])')
+            lines += [
+                f"segments = [s for part, s in zip(parts, {segments}) for _ in part][:{limit}]",
+                'inputs["token_type_ids"] = torch.tensor([segments])',
+            ]
         lines += [
             "with torch.no_grad():",
             "    logits = model(**inputs).logits",
@@ -89,32 +113,6 @@ class MlmEncoder(ClassificationEncoder):
             encoder.print_probabilities(self.task.labels),
         ]
         return encoder.IDS + "\n".join(lines)
-
-    def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
-        limit = self.max_length
-        lengths = [len(part) for part in parts]
-        mask = sum(lengths[: self._mask_piece]) + self._mask_offset
-        if mask >= limit and self.keeps_mask:  # cut the ends of the sentences, the longest first, until the row fits
-            slots = [i for i, piece in enumerate(self._pieces) if piece.sentence is not None]
-            for _ in range(sum(lengths) - limit):
-                longest = max(slots, key=lengths.__getitem__)
-                lengths[longest] = max(0, lengths[longest] - 1)
-            parts = tuple(part[:length] for part, length in zip(parts, lengths, strict=True))
-            mask = sum(lengths[: self._mask_piece]) + self._mask_offset
-        ids = list(chain.from_iterable(parts))
-        if mask >= limit:
-            ours = limit == self.task.max_length
-            source = "task.max_length" if ours else "the model takes no more"
-            more = ", or raise task.max_length" if ours else ""
-            raise UserError(
-                f"{describe_row(self.task, example)}: the prompt has {len(ids)} tokens and its mask is token {mask + 1}"
-                f", cut off by the limit of {limit} ({source}); shorten sentences with task.first_limit or"
-                f" task.other_limit{more}"
-            )
-        segments = [0] * len(ids)
-        if self._pieces[-1].segment:
-            segments = [p.segment for p, part in zip(self._pieces, parts, strict=True) for _ in part]
-        return TokenizedExample(ids[:limit], segments[:limit], mask, example.label)
 
 
 def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
@@ -140,12 +138,10 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
     return encoder.label_words_to_ids(task, task.label_words, "task.label_words", find)
 
 
-def _pieces(parts: Sequence[Part], task: TaskConfig, tokenizer: Tokenizer) -> list[_Piece]:
-    """Tokenize the fixed parts once, and join adjacent ones of the same segment."""
-    has_segments = "token_type_ids" in tokenizer.model_input_names
-    pieces: list[_Piece] = []
-    segment = 0
-    for part in parts:
+def _pieces(task: TaskConfig, tokenizer: Tokenizer) -> list[_Piece]:
+    """Parse the template, tokenize the fixed parts once, and join adjacent ones of the same segment."""
+    pieces, segment = list[_Piece](), 0
+    for part in parse_template(task.template or "", list(task.columns), task.name):
         if isinstance(part, Sentence):
             pieces.append(_Piece(segment, [], part, task.first_limit if part.column == 0 else task.other_limit))
             continue
@@ -163,7 +159,7 @@ def _pieces(parts: Sequence[Part], task: TaskConfig, tokenizer: Tokenizer) -> li
             pieces[-1] = _Piece(segment, pieces[-1].ids + ids)
         else:
             pieces.append(_Piece(segment, ids))
-        if has_segments and part == Special("sep+"):
+        if part == Special("sep+") and "token_type_ids" in tokenizer.model_input_names:
             segment += 1
     if pieces[-1].segment >= _BERT_SEGMENTS:
         raise UserError(

@@ -81,8 +81,7 @@ FILTERS = {
     "choose": Filter(_choose, None, "('VALUE', 'WORD', 'VALUE', 'WORD')", range(2, 1000, 2)),
 }
 SPECIALS = ("cls", "sep", "sep+", "mask")
-MASK_SPELLINGS = ("{mask}", "[MASK]", "<mask>")
-SEP_SPELLINGS = ("{sep}", "[SEP]", "</s>")
+SPELLINGS = {"[MASK]": "{mask}", "<mask>": "{mask}", "[SEP]": "{sep}", "</s>": "{sep}"}
 START_SPELLINGS = ("{cls}", "[CLS]", "<s>")
 
 _SENTENCE = re.compile(r"(\+?)sent([lu]?)(-?)_(\d+)")
@@ -161,10 +160,10 @@ def parse_template(text: str, columns: list[str], task: str) -> list[Part]:
     if _LM_BFF.search(text):
         parts = _parse_lm_bff(text, columns, where)
     else:
-        reserved = [name for name in columns if name in ("mask", "sep", "cls")]
-        if reserved:
-            why = f"a column cannot be called '{reserved[0]}', the name of a special token; use task.rename"
-            raise UserError(f"{where}: {why}")
+        for name in columns:
+            if name in ("mask", "sep", "cls"):
+                why = f"a column cannot be called '{name}', the name of a special token; use task.rename"
+                raise UserError(f"{where}: {why}")
         numbers = {name: number for number, name in enumerate(columns)}
         parts = [Special("cls"), *_readable_parts(text.replace("\\n", "\n").rstrip(), numbers, where)]
         for name in [*numbers][len(columns) :]:
@@ -177,9 +176,9 @@ def parse_template(text: str, columns: list[str], task: str) -> list[Part]:
     sentences = [part for part in parts if isinstance(part, Sentence)]
     if not sentences:
         raise UserError(f"{where}: uses no column; write {{column}} for one of {join(columns)}")
-    for name in (call.name for sentence in sentences for call in sentence.filters):
-        if FILTERS[name].code is None:
-            raise UserError(f"{where}: filter '{name}' is only for task.choice and task.generate")
+    for call in (call for sentence in sentences for call in sentence.filters):
+        if FILTERS[call.name].code is None:
+            raise UserError(f"{where}: filter '{call.name}' is only for task.choice and task.generate")
     return parts
 
 
@@ -190,71 +189,56 @@ def _parse_lm_bff(text: str, columns: list[str], where: str) -> list[Part]:
         raise UserError(f"{where}: unbalanced stars; every part is between two stars of its own, as in *cls**sent_0*")
     parts: list[Part] = []
     for number, piece in enumerate(pieces):
-        if number % 2:
-            parts.append(_lm_bff_part(piece, columns, where))
-        elif piece in SPECIALS or _SENTENCE.fullmatch(piece):
-            raise UserError(f"{where}: '{piece}' is outside its stars; write *{piece}*")
-        elif piece:
-            parts.append(Literal(piece.replace("_", " ")))
+        match = _SENTENCE.fullmatch(piece)
+        if number % 2 == 0:
+            if match or piece in SPECIALS:
+                raise UserError(f"{where}: '{piece}' is outside its stars; write *{piece}*")
+            if piece:
+                parts.append(Literal(piece.replace("_", " ")))
+        elif piece in SPECIALS:
+            parts.append(Special(piece))
+        elif match is None:
+            near = did_you_mean(piece, [*SPECIALS, *(f"sent_{i}" for i in range(len(columns)))])
+            allowed = f"{join(SPECIALS)} and [+]sent[l|u][-]_N"
+            raise UserError(f"{where}: unknown part '{piece}'{near}; allowed are {allowed}")
+        elif int(match[4]) >= len(columns):
+            most = f"the columns are only {join(columns)} (from 0)"
+            raise UserError(f"{where}: '{piece}' asks for text {int(match[4])}, but {most}")
+        else:
+            names = {"l": ["lower_first"], "u": ["upper_first"], "": []}[match[2]] + ["drop_last"] * bool(match[3])
+            parts.append(Sentence(int(match[4]), tuple(map(Call, names)), bool(match[1])))
     return parts
-
-
-def _lm_bff_part(piece: str, columns: list[str], where: str) -> Part:
-    if piece in SPECIALS:
-        return Special(piece)
-    match = _SENTENCE.fullmatch(piece)
-    if match is None:
-        near = did_you_mean(piece, [*SPECIALS, *(f"sent_{i}" for i in range(len(columns)))])
-        raise UserError(f"{where}: unknown part '{piece}'{near}; allowed are {join(SPECIALS)} and [+]sent[l|u][-]_N")
-    space, case, drop, digits = match.groups()
-    column = int(digits)
-    if column >= len(columns):
-        raise UserError(f"{where}: '{piece}' asks for text {column}, but the columns are only {join(columns)} (from 0)")
-    names = {"l": ["lower_first"], "u": ["upper_first"], "": []}[case] + ["drop_last"] * bool(drop)
-    return Sentence(column, tuple(map(Call, names)), bool(space))
 
 
 def _readable_parts(text: str, columns: dict[str, int], where: str) -> list[Part]:
     """Parse the readable spelling; a column that is not in `columns` gets the next number there."""
-    parts: list[Part] = []
-    literal, end = "", 0
+    parts, literal, end = list[Part](), "", 0
     for match in _READABLE.finditer(text):
         literal += text[end : match.start()]
-        end = match.end()
-        token = match.group()
+        token, end = match.group(), match.end()
         if token in ("{{", "}}"):
             literal += token[0]
             continue
-        part = _readable_part(token, columns, where, match.start())
-        if isinstance(part, Special):
-            literal = literal.rstrip(" ")
-        elif literal.endswith(" "):
-            literal, part = literal[:-1], Sentence(part.column, part.filters, space=True)
-        if literal:
-            parts.append(Literal(literal))
+        if token in ("{", "}"):
+            brace = f"unbalanced brace at character {match.start() + 1}; a literal brace is written {token * 2}"
+            raise UserError(f"{where}: {brace}")
+        if token in START_SPELLINGS:
+            raise UserError(f"{where}: leave out {token}, the start token comes by itself")
+        name, *filters = _split(SPELLINGS.get(token, token)[1:-1], "|")
+        part: Part = Special("mask" if name == "mask" else "sep+")
+        before = literal.rstrip(" ")
+        if name not in ("mask", "sep"):
+            column, before = columns.setdefault(name, len(columns)), literal.removesuffix(" ")
+            calls = tuple(_call(call, columns, where) for call in filters)
+            part = Sentence(column, calls, space=before != literal)
+        elif filters:
+            raise UserError(f"{where}: {{{name}}} takes no filter, '{filters[0]}' was given")
+        if before:
+            parts.append(Literal(before))
         parts.append(part)
         literal = ""
     literal += text[end:]
     return [*parts, Literal(literal)] if literal else parts
-
-
-def _readable_part(token: str, columns: dict[str, int], where: str, position: int) -> Special | Sentence:
-    if token in ("{", "}"):
-        raise UserError(
-            f"{where}: unbalanced brace at character {position + 1}; a literal brace is written {token * 2}"
-        )
-    if token in START_SPELLINGS:
-        raise UserError(f"{where}: leave out {token}, the start token comes by itself")
-    if token in MASK_SPELLINGS:
-        return Special("mask")
-    if token in SEP_SPELLINGS:
-        return Special("sep+")
-    name, *filters = _split(token[1:-1], "|")
-    if name in ("mask", "sep"):
-        if filters:
-            raise UserError(f"{where}: {{{name}}} takes no filter, '{filters[0]}' was given")
-        return Special("mask" if name == "mask" else "sep+")
-    return Sentence(columns.setdefault(name, len(columns)), tuple(_call(text, columns, where) for text in filters))
 
 
 def _split(text: str, mark: str) -> list[str]:
@@ -263,7 +247,6 @@ def _split(text: str, mark: str) -> list[str]:
 
 
 def _call(text: str, columns: dict[str, int], where: str) -> Call:
-    """Parse a filter: its name, and in parentheses what it takes."""
     name, parenthesis, rest = text.partition("(")
     name = name.rstrip()
     if name not in FILTERS:
@@ -271,9 +254,8 @@ def _call(text: str, columns: dict[str, int], where: str) -> Call:
     words = _split(rest[:-1], ",") if rest[:-1].strip() else []
     if len(words) not in FILTERS[name].counts or (parenthesis and not rest.endswith(")")) or "" in words:
         raise UserError(f"{where}: filter '{text}' is written {name}{FILTERS[name].usage}")
-    texts = [bool(re.fullmatch(_QUOTED, word)) for word in words]
-    pairs = zip(words, texts, strict=True)
-    return Call(name, tuple(word[1:-1] if text else columns.setdefault(word, len(columns)) for word, text in pairs))
+    arguments = (w[1:-1] if re.fullmatch(_QUOTED, w) else columns.setdefault(w, len(columns)) for w in words)
+    return Call(name, tuple(arguments))
 
 
 # --- rows with all of their columns ---
@@ -283,22 +265,15 @@ CANDIDATE = "candidate"  # in a template of `task.choice.candidates`: a text of 
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
 
 
-@dataclass(frozen=True)
 class ColumnPath:
     """A column of a row, or a part of it: `answers.text[0]` is column `answers` and the steps `text` and 0."""
 
-    text: str
-    column: str
-    steps: tuple[str | int, ...]
-
-    @classmethod
-    def parse(cls, text: str, where: str) -> "ColumnPath":
-        """Parse a column with any number of `.KEY` and `[NUMBER]` after it."""
+    def __init__(self, text: str, where: str) -> None:
         match = _PATH.fullmatch(text)
         if match is None:
             raise UserError(f"{where}: '{text}' is no column; a part of one is COLUMN.KEY or COLUMN[NUMBER]")
-        steps = (int(number) if number else key for key, number in _STEP.findall(match[2]))
-        return cls(text, match[1], tuple(steps))
+        self.text, self.column = text, match[1]
+        self.steps = [int(number) if number else key for key, number in _STEP.findall(match[2])]
 
     def find(self, columns: Mapping[str, Any], where: str) -> Any:
         """Return the value in a row."""
@@ -357,7 +332,7 @@ class RowTemplate:
         if len(self.parts) < len(parts):
             why = "has no place for {mask} or {sep}; write the text itself, or \\n for a line end"
             raise UserError(f"{where}: {why}")
-        self.paths = [ColumnPath.parse(name, where) for name in names]
+        self.paths = [ColumnPath(name, where) for name in names]
         self.only_path = self.paths[0] if parts == [Sentence(0)] else None
 
     def render(self, columns: Mapping[str, Any], where: str) -> str:
@@ -386,7 +361,7 @@ class RowTexts:
         is_name = settings.chat and settings.prompt != "" and "{" not in settings.prompt
         self.prompt = RowTemplate(f"{{{settings.prompt}}}" if is_name else settings.prompt, f"{where}.prompt")
         self.answer = None if settings.answer is None else RowTemplate(settings.answer, f"{where}.answer")
-        self.gold = None if settings.gold is None else ColumnPath.parse(settings.gold, f"{where}.gold")
+        self.gold = None if settings.gold is None else ColumnPath(settings.gold, f"{where}.gold")
         answers = [*(self.answer.paths if self.answer else ()), *([self.gold] if self.gold else ())]
         self.prompt_columns = list(dict.fromkeys(path.column for path in self.prompt.paths))
         self.answer_columns = list(dict.fromkeys(path.column for path in answers))
@@ -407,8 +382,8 @@ class ChoiceTexts:
         settings, where = task.choice, f"task '{task.name}', task.choice"
         self.prompt = RowTemplate(settings.prompt or "", f"{where}.prompt")
         self.candidates = [RowTemplate(text, f"{where}.candidates {text!r}") for text in settings.candidates]
-        self.each = None if settings.each is None else ColumnPath.parse(settings.each, f"{where}.each")
-        self.right = None if settings.right is None else ColumnPath.parse(settings.right, f"{where}.right")
+        self.each = None if settings.each is None else ColumnPath(settings.each, f"{where}.each")
+        self.right = None if settings.right is None else ColumnPath(settings.right, f"{where}.right")
         columns = [path.column for template in (self.prompt, *self.candidates) for path in template.paths]
         if self.each is not None:
             columns = [*(name for name in columns if name != CANDIDATE), self.each.column]

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
@@ -28,7 +27,6 @@ from mezo_cli.config.schema import Config, Example
 from mezo_cli.config.stored import read_config
 from mezo_cli.data.texts import prompt_columns
 from mezo_cli.errors import UserError
-from mezo_cli.models import LoadedModel
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.objectives.base import Objective
 from mezo_cli.objectives.classification import Classification
@@ -109,15 +107,15 @@ class Conformance:
 
     def test_rows_are_encoded_in_order_and_alike_one_by_one(self, session: Session, rows: list[Example]) -> None:
         """A row's tokens do not depend on the others; ids, lengths and positions are valid."""
-        encoded = session.encoder.encode_all(rows)
-        assert [row.input_ids for row in encoded] == [session.encoder.encode(row).input_ids for row in rows]
-        size = len(session.loaded.model.get_input_embeddings().weight)
+        encoder, size = session.encoder, len(session.loaded.model.get_input_embeddings().weight)
+        encoded, alone = encoder.encode_all(rows), [encoder.encode(row) for row in rows]
+        assert [row.input_ids for row in encoded] == [row.input_ids for row in alone]
         for row in encoded:
-            assert 0 < len(row.input_ids) <= session.encoder.max_length
+            assert 0 < len(row.input_ids) <= encoder.max_length
             assert all(0 <= token < size for token in row.input_ids)
-            assert session.encoder.decode(row)
-        if isinstance(session.encoder, ClassificationEncoder):
-            assert encoded == [session.encoder.encode(row) for row in rows]
+            assert encoder.decode(row)
+        if isinstance(encoder, ClassificationEncoder):
+            assert encoded == alone
             assert [row.label for row in encoded] == [row.label for row in rows]
             assert all(len(row.token_type_ids) == len(row.input_ids) for row in encoded)
             assert all(-len(row.input_ids) <= row.position < len(row.input_ids) for row in encoded)
@@ -139,18 +137,17 @@ class Conformance:
         batch = session.objective.collate(encoded)
         with torch.no_grad():
             logits = session.objective.outputs(batch)
-            self.assert_close(logits, self.plain_outputs(session, self.load(session), encoded))
+            plain = session.objective.plain_outputs(self.load(session), encoded, session.encoder)
+            self.assert_close(logits, plain)
             assert torch.equal(logits, session.objective.outputs(batch))
-        assert len(logits) == len(rows)
-        assert logits.dtype == torch.float32
+        assert (len(logits), logits.dtype) == (len(rows), torch.float32)
 
     def test_a_row_does_not_depend_on_the_others(self, session: Session, rows: list[Example]) -> None:
         """A row has the same scores alone and in a batch."""
-        encoded = session.encoder.encode_all(rows)
+        encoded, objective = session.encoder.encode_all(rows), session.objective
         with torch.no_grad():
-            together = session.objective.outputs(session.objective.collate(encoded))
-            alone = torch.cat([session.objective.outputs(session.objective.collate([row])) for row in encoded])
-        self.assert_close(together, alone)
+            alone = torch.cat([objective.outputs(objective.collate([row])) for row in encoded])
+            self.assert_close(objective.outputs(objective.collate(encoded)), alone)
 
     def test_perturbed_weights_give_their_scores_and_theta_is_not_written(
         self, session: Session, config: Config, rows: list[Example]
@@ -161,8 +158,7 @@ class Conformance:
         session.forward.select_reachable(lambda: session.objective.outputs(batch))
         theta = {name: p.detach().clone() for name, p in session.params.tensors.items()}
         plain, other = self.load(session), opened(config)
-        expected: list[Tensor] = []
-        expected_losses: list[Tensor] = []
+        expected, expected_losses = list[Tensor](), list[Tensor]()
         with torch.no_grad():
             for sign in (1, -1):
                 for name, p in plain.model.named_parameters():
@@ -170,7 +166,7 @@ class Conformance:
                         z = session.params.noise.z(DIRECTION, name, p.shape, p.device).view(p.shape)
                         p.copy_(theta[name] + sign * EPS * z)
                         other.params.tensors[name].data.copy_(p)
-                expected.append(self.plain_outputs(session, plain, encoded))
+                expected.append(session.objective.plain_outputs(plain, encoded, session.encoder))
                 expected_losses.append(other.loss_of(encoded)())
                 with session.forward.perturbed(DIRECTION, EPS, signs=(sign,)):
                     self.assert_close(session.objective.outputs(batch), expected[-1])
@@ -178,8 +174,7 @@ class Conformance:
                 with session.forward.perturbed(DIRECTION, EPS):
                     self.assert_close(session.objective.outputs(batch), torch.stack(expected))
             with session.forward.perturbed(DIRECTION, EPS):
-                losses = session.loss_of(encoded)()
-        self.assert_close(losses, torch.stack(expected_losses))
+                self.assert_close(session.loss_of(encoded)(), torch.stack(expected_losses))
         assert float((expected[0] - expected[1]).abs().max()) > 1e-3
         assert all(torch.equal(p, theta[name]) for name, p in session.params.tensors.items())
 
@@ -187,8 +182,7 @@ class Conformance:
         self, session: Session, rows: list[Example]
     ) -> None:
         """Methods that backpropagate get the gradient of the plain forward."""
-        encoded = session.encoder.encode_all(rows)
-        plain = self.load(session)
+        encoded, plain = session.encoder.encode_all(rows), self.load(session)
         with torch.enable_grad():
             loss = self.plain_loss(session, plain, encoded)
             if loss is None:
@@ -221,21 +215,17 @@ class Conformance:
 
     # --- helpers ---
 
-    def load(self, session: Session) -> LoadedModel:
+    def load(self, session: Session) -> models.LoadedModel:
         """Return the session's model once more, unpatched."""
-        config, model_kind = session.config, session.loaded.model_kind
-        return models.load(config.model, model_kind, config.task.labels, config.seed)
+        config = session.config
+        return models.load(config.model, session.loaded.model_kind, config.task.labels, config.seed)
 
-    def plain_outputs(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor:
-        """Return the outputs for rows by a model's own forward."""
-        return session.objective.plain_outputs(plain, rows, session.encoder)
-
-    def plain_loss(self, session: Session, plain: LoadedModel, rows: list[Any]) -> Tensor | None:
+    def plain_loss(self, session: Session, plain: models.LoadedModel, rows: list[Any]) -> Tensor | None:
         """Return the loss of rows by a model's own forward, differentiable; None if it is not tested."""
         if not isinstance(session.objective, Classification):
             return None
         labels = torch.tensor([row.label for row in rows]).to(plain.device)
-        return F.cross_entropy(self.plain_outputs(session, plain, rows), labels)
+        return torch.nn.functional.cross_entropy(session.objective.plain_outputs(plain, rows, session.encoder), labels)
 
     def assert_close(self, ours: Tensor, expected: Tensor) -> None:
         """Compare scores."""

@@ -99,8 +99,7 @@ class Trial:
         dtype: torch.dtype = torch.float32,
         outputs: int = 1,
     ) -> None:
-        noise = zeroth_order(config).make_noise()
-        self.config, self.problem = config, Regression(noise, device, dtype, outputs)
+        self.config, self.problem = config, Regression(zeroth_order(config).make_noise(), device, dtype, outputs)
         self.optimizer = optimizer_class(config, 1, steps)
         if self.optimizer.replayable:  # as a run does before the first step
             self.optimizer.keep_start(self.problem.forward.params)
@@ -175,30 +174,25 @@ class Conformance:
         """
         base, declared = self.few_members(), {*self.settings_class.model_fields} - {"name"}
         ends: dict[str, list[Tensor]] = {}
-        contexts: list[dict[str, Any]] = [{}, *([{"samples": 3}] if "samples" in declared else [])]
+        samples = {"samples": 3} if "samples" in declared else {}
+        contexts: list[dict[str, Any]] = [{}, samples]
         if "clip_g" in declared:  # with several directions it acts on a sign too
-            contexts.append(CLIPPED | ({"samples": 3} if "samples" in declared else {}))
+            contexts.append(CLIPPED | samples)
         contexts += [{"noise": noise} for noise in self.noises() if "noise" in declared]
         contexts += [{key: value} for key in declared for value in takes(self.settings_class, key).get("enum", ())]
-        of_variants = {key: [variant[key] for variant in self.variants if key in variant] for key in declared}
 
         def weights(**values: Any) -> list[Tensor]:
-            key = repr(sorted(values.items()))
-            if key not in ends:
-                ends[key] = trained(base.replace(**values))
-            return ends[key]
-
-        def trained(config: OptimizerConfig) -> list[Tensor]:
-            if any(config.conflicts()):
-                return []
-            trial = self.trial(config, ACTS_AFTER)
-            for step in range(ACTS_AFTER):
-                trial.problem.batch = slice(step % 4, None, 4)  # else the gradient would hardly change
-                trial.train(step, step + 1)
-            return trial.problem.weights()
+            config = base.replace(**values)
+            if repr(config) not in ends and not any(config.conflicts()):
+                trial = self.trial(config, ACTS_AFTER)
+                for step in range(ACTS_AFTER):
+                    trial.problem.batch = slice(step % 4, None, 4)  # else the gradient would hardly change
+                    trial.train(step, step + 1)
+                ends[repr(config)] = trial.problem.weights()
+            return ends.get(repr(config), [])
 
         for name in declared - {"dropout"}:  # which the setup of a run reads
-            values = of_variants[name] or other_values(base, name)
+            values = [variant[name] for variant in self.variants if name in variant] or other_values(base, name)
             acts = any(
                 weights(**context) and not same(weights(**context), after)
                 for context in contexts
@@ -254,7 +248,7 @@ class Conformance:
         for config in self.configs():
             if dtype != torch.float32 and zeroth_order(config).noise == "torch":
                 continue  # such runs are refused
-            optimizer = self.optimizer_class(config, 1, STEPS)
+            optimizer = self.trial(config).optimizer
             if not optimizer.replayable or not isinstance(config, PerturbationConfig):
                 pytest.skip("it leaves no trajectory, or has no weight decay")
             n, shown = zeroth_order(config).record_width, optimizer.samples(0)
@@ -283,14 +277,13 @@ class Conformance:
         `count_forwards` returns what the steps cost.
         """
         for config in self.configs():
-            trial = self.trial(config)
+            trial, drawn = self.trial(config), zeroth_order(config)
             optimizer, problem = trial.optimizer, trial.problem
             for step in range(STEPS):
                 result = optimizer.step(problem.forward, problem, step)
                 scalars = list(result.scalars())
                 assert (scalars[0], scalars[-1]) == ("loss", "lr")
                 assert all(to_float32(value) == value for value in (*result.recorded, result.lr))
-                drawn = zeroth_order(config)
                 number = optimizer.samples(step) * drawn.record_width // drawn.directions if optimizer.replayable else 0
                 assert len(result.recorded) == number <= drawn.record_width
             backwards = STEPS if config.needs_backward else 0
@@ -301,11 +294,10 @@ class Conformance:
         """The step is reported as not finite, and the next one continues as if it had not been."""
         for config in self.configs():
             trial, undisturbed = self.trial(config), self.trial(config)
-            optimizer, problem = trial.optimizer, trial.problem
+            problem = trial.problem
             trial.train(0, 2)
-            before = problem.weights()
-            problem.constant = value
-            result = optimizer.step(problem.forward, problem, 2)
+            before, problem.constant = problem.weights(), value
+            result = trial.optimizer.step(problem.forward, problem, 2)
             problem.constant = None
             assert not_finite(result), config
             assert same(problem.weights(), before), config
@@ -319,8 +311,7 @@ class Conformance:
             torch.manual_seed(seed)
             np.random.seed(seed)
             random.seed(seed)
-            before = generator_states()
-            trial = self.trial(next(self.configs()))
+            before, trial = generator_states(), self.trial(next(self.configs()))
             trial.train(0, 3)
             assert generator_states() == before
             ends.append(trial.problem.weights())
@@ -356,14 +347,9 @@ class Conformance:
         """The class of its settings."""
         return OPTIMIZERS.load(self.name)
 
-    @property
-    def optimizer_class(self) -> type[Optimizer]:
-        """The optimizer's class."""
-        return OPTIMIZERS.implementation(self.name)
-
     def trial(self, config: OptimizerConfig, steps: int = STEPS, dtype: torch.dtype = torch.float32) -> Trial:
         """Return a run of the optimizer on the regression, before its first step."""
-        return Trial(self.optimizer_class, config, steps, self.device, dtype, self.outputs)
+        return Trial(OPTIMIZERS.implementation(self.name), config, steps, self.device, dtype, self.outputs)
 
     def noises(self) -> list[str]:
         """Return the noises that the optimizer can be given."""
@@ -389,7 +375,6 @@ class Conformance:
 def other_values(base: OptimizerConfig, name: str) -> list[Any]:
     """Return values of a setting that are allowed, other than that of `base`: near it first, then far off."""
     value, choices = getattr(base, name), takes(type(base), name).get("enum")
-    candidates: list[Any]
     if name == "noise" or choices:
         candidates = list(choices or NOISES.names)
     elif isinstance(value, bool):

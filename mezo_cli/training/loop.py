@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from mezo_cli.console import log, progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.data.splits import limit, shared_rows
 from mezo_cli.distributed.ranks import current
-from mezo_cli.engine.running import NoEngine, running_engine
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import describe
@@ -72,22 +72,29 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
         forgetting = _begin(prepared, run, resumed)
         run_log, train, texts = RunLog(config, run, current(), before), prepared.rows["train"], prepared.splits.test
         scores = Evaluations(run_log, prepared.rows | {"train": limit(train, TRAIN_ROWS)}, console, forgetting)
-        sampler, running = prepared.sampler, running_engine(config, run, session, prepared.rows)
+        sampler = prepared.sampler
+        running: AbstractContextManager[Engine | None] = nullcontext()
+        if config.engine.name != "none":
+            from mezo_cli.engine.engine import running_engine  # which only a run that has one needs
+
+            running = running_engine(config, run, session, prepared.rows)
         del prepared  # the texts of train and dev are not needed any more
         with running as engine, run_log:
             divergence, seconds = _take_steps(session, engine, scores, sampler, train, resumed)
             if scores.best == run_log.step:
                 return finish(session, scores, divergence, texts, seconds)
-            engine.release()
+            if engine is not None:
+                engine.release()
             session.close()
             with opened(config, run, scores.best) as picked:
-                engine.serve(picked, train)
+                if engine is not None:
+                    engine.serve(picked, train)
                 return finish(picked, scores, divergence, texts, seconds)
 
 
 def _take_steps(
     session: Session,
-    engine: "Engine | NoEngine",
+    engine: "Engine | None",
     scores: Evaluations,
     sampler: BatchSampler,
     train: Sequence[Any],
@@ -111,7 +118,8 @@ def _take_steps(
             figures = session.objective.step_scalars(session.optimizer.count_forwards)
             check_finite(config, run, step + 1, result)
             run_log.record(session, result, figures)
-            engine.update(session.optimizer, step, result)
+            if engine is not None:
+                engine.update(session.optimizer, step, result)
             if session.loaded.device.type == "cpu":
                 trim_malloc()
             progress.report_step(step + 1, result.loss, figures.get("reward"), figures.get("tokens", 0.0))
@@ -128,7 +136,8 @@ def _take_steps(
     if share > COSTLY:
         told = "dev    evaluations took %.0f%% of the time: raise eval_every, or set data.eval_limit"
         log.info(told, 100 * share)
-    engine.check_weights(session.params)
+    if engine is not None:
+        engine.check_weights(session.params)
     if run.writes:
         run.update(weights={"last": {"step": run_log.step, "sha256": fingerprint(session.loaded.model)}})
     return divergence, seconds

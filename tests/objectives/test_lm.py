@@ -14,7 +14,6 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
-from mezo_cli.objectives.packing import packs_decoder
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
@@ -84,7 +83,7 @@ def test_scores_are_the_log_probabilities_by_hand(kind: str, words: str, task: s
 def test_a_sliding_window_is_not_packed_and_its_scores_are_right(tmp_path: Path) -> None:
     folder = tiny.decoder(tmp_path, "mistral", sliding_window=4)
     ours = ready(folder)
-    assert not packs_decoder(ours.loaded.model)
+    assert not ours.objective.scorer.is_packed
     prompts = [f"{row.texts[0].strip()} It was" for row in SENTENCES]
     with torch.no_grad():
         same(scores(ours, SENTENCES), by_hand(folder, prompts, [" terrible", " great"]))
