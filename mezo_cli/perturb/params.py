@@ -22,7 +22,7 @@ from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, round_
 from mezo_cli.perturb.noise.spans import Segment, Span, compute_device, tiles_of
-from mezo_cli.process.memory import mapped_files, release_mapped_pages, trim_malloc
+from mezo_cli.process.memory import mapped_files, release_file_pages, trim_malloc
 
 # Terms of whole steps that are applied to all tensors before the next ones. The noise keeps more scaled tables than
 # that, so none is made again for every tensor; and the processor's cache holds them (4 MB).
@@ -353,8 +353,7 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
         # As a storage of its own, where torch can: `save_pretrained` copies all tensors that are parts of one storage,
         # which would take the memory of a second model.
         p.data = torch.from_dlpack(view) if view.device.type in ("cpu", "cuda") else view
-        if mapped and old.is_contiguous():
-            release_mapped_pages(old.data_ptr(), old.nbytes, mapped)
+        release_file_pages(old, mapped)
         del old
         begin = end
         untrimmed += view.nbytes
