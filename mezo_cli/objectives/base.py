@@ -118,7 +118,7 @@ class Objective:
 
     def fits_paired_forward(self, batch: Any) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
-        if not (self.supports_paired_forward and self.forward.supports_paired_forward):
+        if not self.supports_paired_forward or self.forward.reach.outside:
             return False
         return batch.layout["input_ids"].numel() <= self.forward.paired_tokens
 
