@@ -165,7 +165,6 @@ class Ranks:
                     )
 
     def _await(self, key: str, rank: int) -> str:
-        """Return the value of a key that another rank sets."""
         if self._missing([key], self.timeout, reported=True):
             raise RankLost(f"rank {rank} did not answer within distributed.timeout={self.timeout:g} s")
         value: bytes = self._call(self._store.get, key)
@@ -234,7 +233,6 @@ class Ranks:
         raise UserError(text) if error["by_user"] else RunFailed(text)
 
     def _others(self, what: str) -> list[str]:
-        """Return the key of that name of every other rank."""
         return [f"{what}/{rank}" for rank in range(self.size) if rank != self.rank]
 
     def _lost(self, error: RuntimeError) -> Exception:

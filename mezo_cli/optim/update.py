@@ -146,7 +146,7 @@ class BlockUpdate(Sgd):
         """Rebuild the state from all steps so far; theta stays."""
         for of_pass in self.passes(records):
             planned = [self.plan(params, record) for record in of_pass]
-            for span in params.blocks() if self.moments else ():
+            for span in params.blocks(params.noise.block) if self.moments else ():
                 for step_of in planned:
                     step_of(span)
 
@@ -155,7 +155,7 @@ class BlockUpdate(Sgd):
         for of_pass in self.passes(records):
             decays = [params.decay.take(self.own_decay(r), moves=r[2] != 0 and any(r[1])) for r in of_pass]
             planned = [(record[0], self.plan(params, record), self.anchor()) for record in of_pass]
-            for span in params.blocks():
+            for span in params.blocks(params.noise.block):
                 theta = params.load(span)
                 for (step, step_of, anchor), decay in zip(planned, decays, strict=True):
                     params.decay_and_subtract(theta, step_of(span), decay, anchor and partial(anchor, span))

@@ -130,7 +130,6 @@ class Population:
         return linears and not inner and not reach.outside
 
     def _owners(self) -> list[Any]:
-        """Return the modules that own trainable tensors."""
         names, tensors, patches = self._forward.reach.names, self._forward.params.tensors, self._forward.patches
         return [m for m in patches.modules if any(names[id(p)] in tensors for p in own_parameters(m).values())]
 
@@ -153,12 +152,11 @@ class Population:
         return names, rounded, forwards
 
     def _rounded_copy(self, p: nn.Parameter) -> Tensor:
-        """Return a parameter in the compute dtype; the copy of one that never changes is kept."""
         dtype, reach = self._forward.compute_dtype, self._forward.reach
         copy = self._rounded_copies.get(p)
         if copy is None or copy.dtype != dtype:
             copy = p.data.to(dtype)
-            if not p.requires_grad and reach.names[id(p)] not in reach.outside:
+            if not p.requires_grad and reach.names[id(p)] not in reach.outside:  # it never changes
                 self._rounded_copies[p] = copy
         return copy
 

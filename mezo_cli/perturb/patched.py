@@ -123,9 +123,8 @@ class Patches:
 
     def follow(self) -> None:
         """Decide anew how each module runs, if what is perturbed, or how, is no longer what it was."""
-        forward = self._forward
-        has_factors = forward.params.noise.has_factors
-        decided_for = id(forward.params.tensors), has_factors, forward.uses_factors, self.layer_elements
+        params = self._forward.params
+        decided_for = id(params.tensors), params.noise.has_factors, self._forward.uses_factors, self.layer_elements
         if self._decided_for != decided_for:
             self._decided_for = decided_for
             self.reset()
@@ -146,7 +145,6 @@ class Patches:
         return Owner(module, self.modules[module].__wrapped__, names, rounded)
 
     def _module_way(self, patched: PatchedForward, mode: int) -> Way:
-        """Run a module on copies of its parameters in the scratch buffer, if it sees any."""
         if mode == NOTED:
             return self._noting(patched, self._module_way)
         owner = self._owner(patched.module, mode)
@@ -200,7 +198,6 @@ class Patches:
         return rows.flatten(0, 1) if paired else rows
 
     def _layer_way(self, patched: PatchedForward, mode: int) -> Way:
-        """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
         run, inside = patched.__wrapped__, set(patched.module.modules())
         if mode not in (ONE_SIGN, PAIRED) or not self.layer_elements or self._forward.params.noise.has_factors:
             return run
@@ -214,8 +211,7 @@ class Patches:
         plan = Plan(self._forward, self._scratch, [*owners, *of_layers], 2 if mode == PAIRED else 1)
         if sum(span.numel for span in plan.spans) > self.layer_elements:
             return run
-        ways = [of_modules[owner.module].ways for owner in owners]
-        ways += [one.ways for one in layers]
+        ways = [*(of_modules[owner.module].ways for owner in owners), *(one.ways for one in layers)]
         return partial(self._run_layer, plan, ways, mode, run)
 
     def _run_layer(self, plan: Plan, ways: list[list[Way]], mode: int, run: Way, *args: Any, **kwargs: Any) -> Any:
