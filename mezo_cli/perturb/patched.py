@@ -48,28 +48,24 @@ class PatchedForward:
 
     Attributes:
         ways: what runs the module, by what forwards see (`THETA`, ...).
+        of_dtype: the same for each compute dtype.
     """
 
     def __init__(self, module: nn.Module, forward: "PerturbedForward", decide: Callable[..., Way]) -> None:
         self.module, self.__wrapped__ = module, module.forward  # its signature is what transformers looks at
         self._forward, self._decide = forward, decide
-        self._of_dtype: dict[torch.dtype, list[Way]] = {}
-        self.reset()
+        self.of_dtype: dict[torch.dtype, list[Way]] = {}
+        self.use(forward.compute_dtype)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
         return self.ways[self._forward.mode](*args, **kwargs)
 
-    def reset(self) -> None:
-        """Decide all ways anew."""
-        self._of_dtype.clear()
-        self.use(self._forward.compute_dtype)
-
     def use(self, dtype: torch.dtype) -> None:
         """Run the module the ways that have been decided for a compute dtype, or will be."""
-        if dtype not in self._of_dtype:
-            self._of_dtype[dtype] = [partial(self._first, mode) for mode in MODES]
-        self.ways = self._of_dtype[dtype]
+        if dtype not in self.of_dtype:
+            self.of_dtype[dtype] = [partial(self._first, mode) for mode in MODES]
+        self.ways = self.of_dtype[dtype]
 
     def _first(self, mode: int, *args: Any, **kwargs: Any) -> Any:
         self.ways[mode] = way = self._decide(self, mode)
@@ -114,7 +110,8 @@ class Patches:
     def reset(self) -> None:
         """Decide anew how each module runs."""
         for patched in (*self.modules.values(), *self.layers):
-            patched.reset()
+            patched.of_dtype.clear()
+        self.use(self._forward.compute_dtype)
 
     def use(self, dtype: torch.dtype) -> None:
         """Let the modules run in a compute dtype."""
