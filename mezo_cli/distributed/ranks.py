@@ -223,7 +223,6 @@ class Ranks:
         raise SystemExit(status) from error
 
     def _raise_reported(self) -> None:
-        """Raise the error that another rank has reported, with its rank, if there is one."""
         if not self.is_first and self._call(self._store.check, ["end"]):
             raise RankLost("rank 0 has ended")
         if not self._call(self._store.check, ["error"]):

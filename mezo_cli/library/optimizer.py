@@ -354,7 +354,6 @@ class _PlainReads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record the operands, unless the operation only makes a view, and run it."""
         if not func.is_view:
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, Tensor) and value.layout is torch.strided and value.numel():

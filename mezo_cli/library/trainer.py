@@ -115,11 +115,7 @@ class MezoTrainer(Trainer):
         return torch.tensor(loss, device=self.args.device)
 
     def _loss(self, model: nn.Module, batch: Batch, num_items: Tensor | int | None) -> Tensor:
-        """Return what a micro-batch adds to the loss of its step.
-
-        Args:
-            num_items: of the whole step, by which the loss divides its sum; None where it is the micro-batch's mean.
-        """
+        # The loss divides its sum by `num_items`, those of the whole step; None where it is the micro-batch's mean.
         with self.compute_loss_context_manager():
             loss = cast("Tensor", self.compute_loss(model, batch, num_items_in_batch=num_items))
         return loss / self.current_gradient_accumulation_steps if num_items is None else loss

@@ -95,6 +95,5 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
     check_fingerprint(model, header.fingerprint, path)
     groups, method = header.settings["groups"], header.settings.get("method", {})
     settings = check_settings(noise=header.noise, seed=header.seed, samples=header.samples, **method)
-    updates = Updates(params, [group["names"] for group in groups], settings)
-    updates.apply(groups, recorded.records(0, step))
+    Updates(params, [group["names"] for group in groups], settings).apply(groups, recorded.records(0, step))
     return step

@@ -84,8 +84,7 @@ class Population:
         data = {p: self._rounded_copy(p) for p in rounded}
         copies = self._written(names, written) if names else {}
         if rows is not None:
-            of = forward.reach.names
-            forwards |= {m: partial(rows.linear, copies[of[id(m.weight)]]) for m in self._owners()}
+            forwards |= {m: partial(rows.linear, copies[forward.reach.names[id(m.weight)]]) for m in self._owners()}
         else:
             data |= {forward.params.tensors[name]: copies[name][0] for name in names}
         unpatched = swapped("is_patched", {forward: False}), swapped("forward", forwards)

@@ -92,8 +92,7 @@ class Patches:
     """
 
     def __init__(self, forward: "PerturbedForward", model: nn.Module, rounds: bool) -> None:
-        device = next(model.parameters()).device.type
-        self.layer_elements = LAYER_ELEMENTS.get(device, LAYER_ELEMENTS_ELSEWHERE)
+        self.layer_elements = LAYER_ELEMENTS.get(next(model.parameters()).device.type, LAYER_ELEMENTS_ELSEWHERE)
         self._forward, self._rounds, self._scratch = forward, rounds, ScratchBuffer()
         self._decided_for: tuple[Any, ...] = ()
         self.modules: dict[nn.Module, PatchedForward] = {}
