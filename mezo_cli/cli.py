@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mezo_cli.config.choices import complete
+from mezo_cli.commands.completion import complete
 from mezo_cli.distributed.launch import check_command, silent_followers
 from mezo_cli.errors import (
     FULL,
@@ -381,7 +381,7 @@ def _words(source: Path | None, overrides: list[str] | None, config_dir: str | N
 
         words = with_settings_of(source, words, config_dir)
     if "task=own" in words:
-        from mezo_cli.diagnosis.propose_task import check_own_task
+        from mezo_cli.commands.own_task import check_own_task
 
         check_own_task(words, config_dir)
     return words

@@ -252,7 +252,6 @@ def compose_node(overrides: Sequence[str], config_dir: str | None) -> DictConfig
 
 
 def _directory(node: DictConfig, key: str) -> Path:
-    """Return a directory that Hydra's config gives."""
     try:
         value = OmegaConf.select(node, key)
     except OmegaConfBaseException as error:

@@ -93,7 +93,6 @@ def is_installed(package: str) -> bool:
 
 
 def _converted(override: Any, text: str, choices: Choices) -> Override:
-    """Return Hydra's override as ours, with the values of a sweep as texts."""
     value, sweeps, element = override.value(), override.is_sweep_override(), override.get_key_element()
     values: list[str] | None = ["null" if value is None else str(value)]
     if isinstance(value, Glob):
@@ -115,7 +114,6 @@ def _converted(override: Any, text: str, choices: Choices) -> Override:
 
 
 def _check(override: Override, choices: Choices) -> None:
-    """Check that a choice exists, and that nothing is removed or moved."""
     text, name = override.text, override.name
     if name not in choices:
         if override.form in ("ADD", "DEL") and name in key_owners():
@@ -131,7 +129,6 @@ def _check(override: Override, choices: Choices) -> None:
 
 
 def _check_hydra(override: Override) -> None:
-    """Check one of Hydra's own keys: a directory, or the launcher with its settings."""
     text, key, value = override.text, override.name, override.value
     if key.startswith(("hydra/sweeper", "hydra.sweeper")):
         raise UserError(f"'{text}': {NO_SWEEPERS}")

@@ -87,7 +87,6 @@ class Registry:
 
 
 def _of(module: str, **attributes: str) -> dict[str, str]:
-    """Return name -> `module:attribute`."""
     return {name: f"mezo_cli.{module}:{attribute}" for name, attribute in attributes.items()}
 
 

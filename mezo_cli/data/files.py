@@ -101,7 +101,6 @@ def _columns(path: Path, first: list[str], task: TaskConfig) -> tuple[list[str],
 
 
 def _check_count(location: str, count: int, columns: list[str]) -> None:
-    """Refuse a row with another number of fields than there are columns."""
     if count != len(columns):
         names = join(columns) if len(columns) <= 6 else f"{join(columns[:5])}, ... {columns[-1]}"
         fields = f"{count} field{'s' * (count != 1)}"
@@ -145,9 +144,8 @@ def records_table(
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; one with a key twice is refused, as the last value alone would count."""
     made = dict(pairs)
-    if len(made) < len(pairs):
+    if len(made) < len(pairs):  # the last value alone would count
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} twice")
     return made

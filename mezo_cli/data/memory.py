@@ -47,7 +47,6 @@ def table_of(name: str, given: Any, task: TaskConfig, columns: Sequence[str], na
 
 
 def _record(row: Any, where: str, columns: Sequence[str]) -> Mapping[Any, Any]:
-    """Return a row as a mapping: a text or a sequence is that of the columns, if there are any."""
     if isinstance(row, Mapping):
         return row
     if isinstance(row, str) and len(columns) == 1:
@@ -68,7 +67,6 @@ def in_memory(text: str, folder: Path) -> str:
 
 
 def _of_columns(name: str, given: Mapping[Any, Any]) -> list[dict[Any, Any]]:
-    """Return the rows of columns."""
     for column, values in given.items():
         if hasattr(values, "column_names"):  # a Dataset
             raise UserError(f"{name}: a {type(given).__name__} of the splits {join(map(str, given))}: give one of them")

@@ -208,7 +208,6 @@ def _downloaded(task: TaskConfig) -> Path | None:
 
 
 def _load(task: TaskConfig, split: str, cache_only: bool, downloaded: Path | None, streaming: bool = False) -> Any:
-    """Call `datasets.load_dataset`, and raise a `UserError` of one line for any failure of it."""
     import datasets  # slow to import, and needed here only
 
     hub = task.hub

@@ -6,7 +6,6 @@ evaluated.
 
 import hashlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,13 +15,12 @@ from typing import TypeVar
 import numpy as np
 
 from mezo_cli.config.schema import Config, DataConfig, Example, Splits, TaskConfig
+from mezo_cli.console import log
 from mezo_cli.data import fewshot
 from mezo_cli.data.sources import open_other_tests, open_source
 from mezo_cli.data.table import Source, TaskRows
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs.atomic import write_folder
-
-log = logging.getLogger("mezo")
 
 Row = TypeVar("Row")
 DEV_ROWS = 1000  # without `data.dev_size`; then, without `data.train_size`, also at most a tenth
@@ -81,7 +79,7 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
         origin = origin if has_test or not official else f"{data.test_size} other rows of it"
         fewer = f", not data.dev_size={data.dev_size}" if len(dev.labels) < (data.dev_size or 0) else ""
         notes.append(f"dev: {len(dev.labels)} rows held out of {whole.table.name}{fewer}; test: {origin}")
-    notes += _rare_classes(task, "train", train, data.shots)
+    notes += _rare_classes(task, "train", train, data.shots)  # without shots, those with no rows
     if test is not None and data.test_size is not None and has_test:  # permuted also where all are taken, as released
         count = len(test.labels)
         test = test.take(fewshot.sample(count, min(data.test_size, count), 0, seed)[0])
@@ -132,12 +130,11 @@ def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
 
 
 def _with_demonstrations(rows: list[Example], pool: TaskRows, count: int, seed: int) -> list[Example]:
-    """Return rows with their demonstrations; a row of the pool is none of its own."""
     examples = pool.examples()
     if len(examples) <= count:
         why = f"needs more than {count} rows of train to draw from, and there are {len(examples)}"
         raise UserError(f"{pool.table.path}: task.demonstrations={count} {why}")
-    places = {example.where: place for place, example in enumerate(examples)}
+    places = {example.where: place for place, example in enumerate(examples)}  # a row is no demonstration of its own
     sets = fewshot.demonstrations(count, len(examples), [places.get(row.where) for row in rows], seed)
     return [
         replace(row, demonstrations=tuple(examples[i] for i in drawn)) for row, drawn in zip(rows, sets, strict=True)
@@ -191,7 +188,6 @@ def _sample(rows: TaskRows, train: int, dev: int, seed: int) -> tuple[TaskRows, 
 
 
 def _rare_classes(task: TaskConfig, name: str, rows: TaskRows, shots: int | None) -> list[str]:
-    """Return a note that names the classes with fewer than `shots` rows; without shots, those with none."""
     counts = Counter(rows.labels)
     short = [f"'{label}' {counts[i]}" for i, label in enumerate(task.labels) if counts[i] < (shots or 1)]
     few = "no" if shots is None else f"fewer than {shots}"
@@ -214,9 +210,8 @@ def export(
     selected = select_rows(task, data, seed)
     for note in selected.notes:
         warn(note)
-    dev_stem = task.files.dev
-    test_stem = dev_stem.replace("dev", "test", 1)
-    parts = {"train": selected.train, dev_stem: selected.dev, test_stem: selected.test}
+    test_stem = task.files.dev.replace("dev", "test", 1)
+    parts = {"train": selected.train, task.files.dev: selected.dev, test_stem: selected.test}
     if selected.test is not None and "_" in test_stem:
         for name, rows in open_other_tests(task, selected.test).items():
             count = len(rows.labels)

@@ -81,8 +81,14 @@ class Table:
     def texts(self, i: int, columns: Sequence[int]) -> tuple[str, ...]:
         """Return the texts in some columns of row `i`. They are not stripped."""
         fields = self.fields(i)
-        for column in columns:
-            check_text(fields[column], self.location(i, full=True), self.columns[column])
+        for value, name in ((fields[column], self.columns[column]) for column in columns):
+            if not isinstance(value, str):
+                kind = f"the {type(value).__name__} {str(value)[:60]!r}"
+                what = "missing" if value is ABSENT else "null" if value is None else kind
+                raise UserError(f"{self.location(i, full=True)}: column '{name}' is {what}, not a text")
+            if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+                bad = "a NUL character" if "\0" in value else "an unpaired surrogate"
+                raise UserError(f"{self.location(i, full=True)}: column '{name}' contains {bad}")
         return tuple(fields[column] for column in columns)
 
     def find_columns(self, columns: Sequence[str], task: TaskConfig, hint: str = "") -> list[int]:
@@ -140,7 +146,9 @@ class TaskRows:
                 continue
             fields = self.table.fields(i)
             row = {name: fields[column] for name, column in self.all_columns.items() if fields[column] is not ABSENT}
-            made.append(unlabelled_row(row, where, self.table.location(i, full=True)))
+            # with the values that JSON has: a date of Parquet becomes a text, NaN null
+            values = json.loads(row_json(row, self.table.location(i, full=True)), parse_constant=lambda name: None)
+            made.append(Example((), -1, where, values))
         return made
 
     def take(self, rows: Sequence[int]) -> "TaskRows":
@@ -174,17 +182,6 @@ def csv_line(row: Sequence[str]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(row)
     return out.getvalue()
-
-
-def check_text(value: Any, where: str, column: str) -> None:
-    """Refuse a value that is not a text, or that UTF-8 cannot represent."""
-    if not isinstance(value, str):
-        kind = f"the {type(value).__name__} {str(value)[:60]!r}"
-        what = "missing" if value is ABSENT else "null" if value is None else kind
-        raise UserError(f"{where}: column '{column}' is {what}, not a text")
-    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
-        bad = "a NUL character" if "\0" in value else "an unpaired surrogate"
-        raise UserError(f"{where}: column '{column}' contains {bad}")
 
 
 def read_columns(task: TaskConfig) -> list[str]:
@@ -229,15 +226,6 @@ def task_rows(table: Table, task: TaskConfig) -> TaskRows:
                 f"{table.name}: quotes around texts of column '{table.columns[column]}' are read as text: {why}"
             )
     return TaskRows(table, text_columns, [known[value] for value in values], notes=notes)
-
-
-def unlabelled_row(row: Mapping[str, Any], where: str, full: str = "") -> Example:
-    """Return a row with all of its columns, with the values that JSON has: a date of Parquet becomes a text, NaN null.
-
-    `where` is its place, for `Example.where`, and `full` the same with the path, for the error line.
-    """
-    text = row_json(row, full or where)
-    return Example((), -1, where, json.loads(text, parse_constant=lambda name: None))
 
 
 def row_json(row: Mapping[str, Any], where: str, other: Callable[[Any], Any] = str) -> str:

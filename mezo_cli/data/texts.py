@@ -85,8 +85,7 @@ def from_memory(rows: Any, task: TaskConfig) -> list[Example]:
 
 
 def _to_predict(table: Table, task: TaskConfig) -> list[Example]:
-    """Return the rows of a table, which are read as `without_answers(...)` says."""
-    if not task.labels:
+    if not task.labels:  # the task is one `without_answers`
         return task_rows(table, task).examples()
     columns = table.find_columns(task.columns, task)
     return [Example(table.texts(i, columns), 0, table.location(i)) for i in range(len(table.rows))]
@@ -105,8 +104,7 @@ def prompt_columns(task: TaskConfig) -> list[str]:
 
 
 def _typed(text: str, task: TaskConfig) -> Any:
-    """Return the list or the record that a text is the JSON of, for a task that reads such; else the text."""
-    if not task.labels and text.lstrip()[:1] in ("[", "{"):
+    if not task.labels and text.lstrip()[:1] in ("[", "{"):  # a list or a record
         with suppress(ValueError):
             return json.loads(text)
     return text

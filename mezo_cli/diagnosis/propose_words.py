@@ -18,9 +18,8 @@ from mezo_cli.diagnosis.label_words import BATCH, chance_error, separation
 from mezo_cli.errors import UserError, join
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.process.device_errors import explain_device_errors
-from mezo_cli.session.advice import smaller_model
 from mezo_cli.session.opening import opened
-from mezo_cli.session.session import Session, not_finite_at_start
+from mezo_cli.session.session import Session, not_finite_at_start, smaller_model
 from mezo_cli.tasks.encoder import whole_words
 
 ROWS, LEAST = 1000, 16  # rows of train that are read; of each label

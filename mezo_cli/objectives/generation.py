@@ -24,8 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mezo_cli.config.objectives import GenerateConfig
-from mezo_cli.config.rewards import NO_REWARD, RewardSpec, parse, reward_spec
+from mezo_cli.config.objectives import NO_REWARD, GenerateConfig, RewardSpec, parse_reward, reward_spec
 from mezo_cli.config.schema import Config
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
@@ -85,7 +84,7 @@ class Generation(Objective):
         self._reward = reward_spec(config)
         metric, parts = config.task.metric, [] if self._reward is None else self._reward.parts
         # The reward is named `reward` in the metrics, also where it is this metric alone or has it.
-        self._metric = None if metric is None or metric in [part.name for part in parts] else parse(metric)
+        self._metric = None if metric is None or metric in [part.name for part in parts] else parse_reward(metric)
         self.generates = self._reward is not None or self._metric is not None
         self._open: dict[str, Reward] = {}  # rewards by what they are, once their workers run
         self._workers = ExitStack()

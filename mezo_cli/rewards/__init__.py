@@ -1,4 +1,4 @@
 """Rewards of completions: built-in ones, functions of the user's own, and the worker process that calls them.
 
-`config.rewards` reads `objective.reward`, and `scoring.Reward` opens what it says.
+`config.objectives` reads `objective.reward`, and `scoring.Reward` opens what it says.
 """

@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from mezo_cli.config.rewards import KEY, RewardSpec
+from mezo_cli.config.objectives import RewardSpec
+from mezo_cli.config.registry import REWARDS
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.rewards import worker
 from mezo_cli.rewards.worker import REWARD, Batch, RewardError, Scores, Worker
@@ -49,7 +50,7 @@ class Reward(AbstractContextManager["Reward"]):
                 self._worker.start()
                 self.needed = self._worker.needed
         except RewardError as error:
-            raise UserError(f"{KEY}={spec.describe()}: {error}") from error
+            raise UserError(f"{REWARDS.key}={spec.describe()}: {error}") from error
 
     def __exit__(self, *_: object) -> None:
         if self._worker is not None:
@@ -61,7 +62,7 @@ class Reward(AbstractContextManager["Reward"]):
         for name in self.needed:
             if name not in self._columns:
                 there = f"{worker.BY_NAME}; the columns are: {join(self._columns) or 'none'}"
-                raise UserError(f"{KEY}={self.spec.describe()}: takes '{name}', which is no column; {there}")
+                raise UserError(f"{REWARDS.key}={self.spec.describe()}: takes '{name}', which is no column; {there}")
 
     def check(self, batch: Batch, columns: Iterable[str] = ()) -> bool:
         """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers."""
@@ -129,7 +130,7 @@ class Reward(AbstractContextManager["Reward"]):
         try:
             self._worker.start()
         except RewardError as error:
-            raise RunFailed(f"{KEY}={self.spec.describe()}: {error}") from error
+            raise RunFailed(f"{REWARDS.key}={self.spec.describe()}: {error}") from error
         return self._worker.score(batch, [*self._columns])
 
     def _sum(self, by_part: Sequence[Scores]) -> Scores:
@@ -155,7 +156,7 @@ class Reward(AbstractContextManager["Reward"]):
         return f"returned the parts {sorted(numbers)}, and {sorted(self._names)} for the rows before"
 
     def _line(self, place: str, failure: str) -> str:
-        return f"{place}: {KEY}={self.spec.describe()}: {failure}"
+        return f"{place}: {REWARDS.key}={self.spec.describe()}: {failure}"
 
 
 def _other_rows(seeds: Sequence[int], locations: Sequence[str]) -> list[int]:

@@ -6,17 +6,16 @@ lines, checkpoints, the evaluation's line. So a power cut can lose only what fol
 """
 
 import hashlib
-import logging
 import os
 from typing import Any
 
 from mezo_cli.config.schema import Config
+from mezo_cli.config.stored import to_yaml
+from mezo_cli.console import log
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.run import Run, utc_now
-
-log = logging.getLogger("mezo")
 
 
 def find_resume_step(config: Config, run: Run) -> int | None:
@@ -30,8 +29,8 @@ def find_resume_step(config: Config, run: Run) -> int | None:
     lines, bad_line = run.lines.read_valid()
     run.completions()  # refuses damage
     has_trajectory = config.optimizer.replayable
-    begun = bool(lines) or bad_line is not None
     lost = [] if bad_line is None else [bad_line]
+    begun = bool(lines or lost)
     steps = _recorded_steps(run, begun, lost) if has_trajectory else run.checkpoint_step("last")
     if steps is None:
         if begun:
@@ -40,9 +39,9 @@ def find_resume_step(config: Config, run: Run) -> int | None:
         return None
     step, missing_line = _complete_until(config, lines, steps)
     if missing_line:
-        lost.append(f"{run.path / 'metrics.jsonl'} lacks {missing_line}")
         if not has_trajectory:  # there are no other weights to go back to
-            raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks {missing_line}")
+            raise UserError(f"{run.lines.path} is damaged: it lacks {missing_line}")
+        lost.append(f"{run.lines.path} lacks {missing_line}")
     if lost:
         log.warning("going back to step %d, the last that is stored whole: %s", step, join(lost))
     return step
@@ -80,12 +79,15 @@ def _complete_until(config: Config, lines: list[dict[str, Any]], steps: int) -> 
     return steps, ""
 
 
-def change_end(run: Run, config_yaml: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+def change_config(run: Run, config: Config, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Replace config.yaml of a run that the caller has claimed, and record in run.json which settings change.
 
     The summary and predictions of a finished run are kept as `summary-STEPS.json` and `predictions-STEPS.jsonl`. A
-    crash at any moment leaves a run that can be opened.
+    crash at any moment leaves a run that can be opened. On a rank other than 0 nothing is written.
     """
+    if not run.writes:
+        return
+    config_yaml = to_yaml(config)
     checksum = hashlib.sha256(config_yaml.encode()).hexdigest()
     summary, predicted = run.path / "summary.json", run.path / "predictions.jsonl"
     if summary.exists():

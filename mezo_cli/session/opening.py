@@ -3,7 +3,6 @@
 `opened` is the only caller of a loader. A process has one session at a time: leave it before the next is opened.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.quantized import row_factors
@@ -26,10 +26,7 @@ from mezo_cli.perturb.params import Params
 from mezo_cli.process.device_errors import explain_device_errors, is_device_error
 from mezo_cli.runs import Run
 from mezo_cli.session import restore
-from mezo_cli.session.advice import smaller_model
-from mezo_cli.session.session import Session
-
-log = logging.getLogger("mezo")
+from mezo_cli.session.session import Session, smaller_model
 
 
 def opened(config: Config, run: Run | None = None, at: str | int | None = None, *, trains: bool = False) -> Session:
@@ -104,7 +101,6 @@ def _load(config: Config, checkpoint: Path | None = None, *, trains: bool = Fals
 def _build_session(
     config: Config, loaded: models.LoadedModel, encoder: Any, optimizer: Optimizer, trains: bool, model: str
 ) -> Session:
-    """Patch the model's forwards, and check its outputs against the unpatched model's."""
     torch.set_float32_matmul_precision("highest")  # the run's own precision would blur the check
     params = Params(loaded.model, zeroth_order(config.optimizer).make_noise())
     optimizer.check_tensors({name: tuple(p.shape) for name, p in params.tensors.items()})

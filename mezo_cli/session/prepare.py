@@ -18,9 +18,8 @@ from mezo_cli.data.table import task_rows
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.process.device_errors import explain_device_errors
-from mezo_cli.session.advice import smaller_batches
 from mezo_cli.session.opening import opened
-from mezo_cli.session.session import Session
+from mezo_cli.session.session import Session, smaller_batches
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
 SPLITS = ("train", "dev", "test")
@@ -96,7 +95,6 @@ def prepare(
 
 
 def _with_rows(session: Session, found: Splits, splits: Sequence[str], trains: bool) -> Prepared:
-    """Encode the rows and, where steps will be taken, find what the loss depends on."""
     config = session.config
     texts = {name: getattr(found, name) for name in splits}
     encode = session.encoder.encode_all

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from mezo_cli.config.objectives import parse_reward
 from mezo_cli.config.registry import REWARDS
-from mezo_cli.config.rewards import parse
 from mezo_cli.errors import UserError
 from mezo_cli.rewards.scoring import Reward, RewardBatch
 
@@ -39,7 +39,7 @@ class Conformance:
     @pytest.fixture(scope="class")
     def reward(self) -> Iterator[Reward]:
         """Open the reward in a worker, as a run does."""
-        with Reward(parse({self.name: self.settings})) as reward:
+        with Reward(parse_reward({self.name: self.settings})) as reward:
             yield reward
 
     def test_its_name_is_registered(self) -> None:
@@ -49,7 +49,7 @@ class Conformance:
     def test_an_unknown_setting_is_refused_by_name(self) -> None:
         """A misspelled setting ends in one line."""
         with pytest.raises(UserError, match=rf"objective\.reward\.{self.name}\.nosuch"):
-            parse({self.name: {**self.settings, "nosuch": 1}})
+            parse_reward({self.name: {**self.settings, "nosuch": 1}})
 
     def test_each_case_has_its_reward(self, reward: Reward) -> None:
         """Completions of one batch get the rewards of the cases."""

@@ -1,13 +1,12 @@
 """End a run: evaluate the best step, compare it with the untrained model, write predictions.jsonl and summary.json."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.rates import advise
 from mezo_cli.config.schema import Example
-from mezo_cli.console import ProgressReporter
+from mezo_cli.console import ProgressReporter, log
 from mezo_cli.errors import RunStopped
 from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import count_parameters
@@ -19,8 +18,6 @@ from mezo_cli.session.session import Session
 from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.evaluations import Evaluations
 from mezo_cli.training.verdict import DIVERGED, NOT_COMPARED, NOT_IMPROVED, WITHIN_NOISE, judge_difference
-
-log = logging.getLogger("mezo")
 
 
 def stop_early(reason: str, session: Session, scores: Evaluations, progress: ProgressReporter) -> None:
@@ -107,7 +104,6 @@ def finish(
 def _results(
     session: Session, scores: Evaluations, untrained: Mapping[str, Evaluation], evaluations: Mapping[str, Evaluation]
 ) -> dict[str, Any]:
-    """Return `dev`, `train` and `test` of the best step, and what they are compared with."""
     config, test = session.config, evaluations.get("test")
     before = untrained if config.steps else evaluations if config.test_at_start else {}
     compared = session.objective.compare(before, evaluations, scores.rows, trained=config.steps > 0)

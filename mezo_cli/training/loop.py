@@ -1,6 +1,5 @@
 """Train one run: prepare; for each step: batch, step, record, evaluate and save; finish."""
 
-import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +10,7 @@ import torch
 from rich.console import Console
 
 from mezo_cli.config.schema import Config, Example, Splits
-from mezo_cli.console import progress_reporter
+from mezo_cli.console import log, progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.data.splits import limit, shared_rows
 from mezo_cli.distributed.ranks import current
@@ -26,10 +25,9 @@ from mezo_cli.process.versions import describe_arithmetic, device_name
 from mezo_cli.runs import Run, recovery
 from mezo_cli.runs.atomic import file_sha256
 from mezo_cli.session import restore
-from mezo_cli.session.advice import smaller_batches
 from mezo_cli.session.opening import opened
 from mezo_cli.session.prepare import Prepared, check_same_weights, prepare
-from mezo_cli.session.session import Session
+from mezo_cli.session.session import Session, smaller_batches
 from mezo_cli.training import precision
 from mezo_cli.training.divergence import Divergence, check_finite
 from mezo_cli.training.evaluations import Evaluations
@@ -40,8 +38,6 @@ from mezo_cli.training.run_log import RunLog
 
 if TYPE_CHECKING:
     from mezo_cli.engine.engine import Engine
-
-log = logging.getLogger("mezo")
 
 COSTLY = 0.25  # of the time: evaluations on dev that take more are told
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on
@@ -157,7 +153,6 @@ def find_stop_reason(scores: Evaluations, divergence: Divergence) -> str | None:
 
 
 def _resume(step: int, scores: Evaluations, divergence: Divergence, *, replayable: bool) -> None:
-    """Continue an interrupted run at `step`, judged by what it has written up to there."""
     run_log = scores.run_log
     if step and run_log.run.writes:
         scores.load()
@@ -246,7 +241,6 @@ def _keep_sha256(config: Config) -> str | None:
 
 
 def _warn_of_shared_rows(prepared: Prepared) -> None:
-    """Say how many rows of dev and test are in train, if any are: the scores on them are too good."""
     encoder = prepared.session.encoder
     named = {name: getattr(prepared.splits, name) for name, rows in prepared.rows.items() if rows}
     if not prepared.session.config.task.labels:

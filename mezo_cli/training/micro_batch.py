@@ -6,24 +6,21 @@ config.yaml and run.json have the number, so that a resumed run keeps it.
 """
 
 import gc
-import logging
 import math
 from collections.abc import Callable
 
 import torch
 
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import to_yaml
+from mezo_cli.console import log
 from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.objectives.collate import longest_first
 from mezo_cli.process.device_errors import explain_device_errors, is_out_of_memory
 from mezo_cli.process.memory import free_memory, peak_memory, reset_peak_memory
 from mezo_cli.runs import Run, recovery
-from mezo_cli.session.advice import smaller_model
 from mezo_cli.session.prepare import Prepared, prepare
+from mezo_cli.session.session import smaller_model
 from mezo_cli.training.rate import with_rate
-
-log = logging.getLogger("mezo")
 
 MARGIN = 0.1  # of the free memory, for what the trials do not show: a checkpoint, a copy of the start
 
@@ -34,8 +31,6 @@ def with_chosen_micro_batch(config: Config, run: Run) -> Config:
     Raises:
         UserError: where not even one row fits.
     """
-    if not config.picks_micro_batch:
-        return config
     first = config.replace(micro_batch_size=1)
     first = with_rate(first, 0.0) if config.optimizer.picks_rate else first
     with prepare(first, trains=True, tells=False) as prepared:
@@ -52,8 +47,7 @@ def with_chosen_micro_batch(config: Config, run: Run) -> Config:
     size = min(map(int, ranks.exchange(str(size)))) if ranks.size > 1 else size
     log.info("memory micro_batch_size=%d: the most rows per forward that fit, of %d", size, max(rows))
     found = config.replace(micro_batch_size=size)
-    if run.writes:
-        recovery.change_end(run, to_yaml(found), {"micro_batch_size": "auto"}, {"micro_batch_size": size})
+    recovery.change_config(run, found, {"micro_batch_size": "auto"}, {"micro_batch_size": size})
     return found
 
 
@@ -76,22 +70,17 @@ def trial(prepared: Prepared) -> Callable[[int], None]:
 def _halve(take: Callable[[int], None], most: int) -> int:
     """Return the first number of rows, of `most`, a half, a quarter and so on, for which the device has the memory."""
     size = most
-    while not _fits(take, size):
+    while True:
+        try:
+            take(size)
+            return size
+        except Exception as error:
+            if size == 1 or not is_out_of_memory(error):
+                raise
         gc.collect()  # the error's traceback held the tensors
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         size = math.ceil(size / 2)
-    return size
-
-
-def _fits(take: Callable[[int], None], size: int) -> bool:
-    try:
-        take(size)
-    except Exception as error:
-        if size == 1 or not is_out_of_memory(error):
-            raise
-        return False
-    return True
 
 
 def _grow(prepared: Prepared, most: int, processes: int) -> int:

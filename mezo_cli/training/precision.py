@@ -5,7 +5,6 @@ the projected gradients depends on the model, on eps and on the batch (docs/meas
 measured on the run's own first batch. `mezo doctor` measures more of it, by the same functions.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from mezo_cli import models
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import to_yaml
+from mezo_cli.console import log
 from mezo_cli.distributed.ranks import current
 from mezo_cli.models.dtypes import has_fast_float16
 from mezo_cli.optim import LossFn
@@ -24,8 +23,6 @@ from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run, recovery
 from mezo_cli.session.session import Session
-
-log = logging.getLogger("mezo")
 
 DIRECTIONS = 8
 MAX_RELATIVE_ERROR = 0.5  # of the projected gradients; above it the user is warned
@@ -51,14 +48,10 @@ class Agreement:
 
 
 def with_compute_dtype(config: Config, run: Run) -> Config:
-    """Return the config with the dtype of its forwards, which its files have then: null is chosen once, by rank 0."""
-    if config.model.compute_dtype is not None:
-        return config
+    """Return the config with a dtype of its forwards, chosen once, by rank 0, which its files have then."""
     chosen = current().from_first(models.resolved(config.model).computes_in)
     found = config.replace(model=config.model.replace(compute_dtype=chosen))
-    if run.writes:
-        key = "model.compute_dtype"
-        recovery.change_end(run, to_yaml(found), {key: None}, {key: chosen})
+    recovery.change_config(run, found, {"model.compute_dtype": None}, {"model.compute_dtype": chosen})
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.config.rewards import parse
+from mezo_cli.config.objectives import parse_reward
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.rewards import worker
 from mezo_cli.rewards.scoring import Reward, RewardBatch
@@ -50,7 +50,7 @@ def batch_of(completions: Any, rows: Any, golds: Any, seeds: Any, locations: Any
 
 def failure(setting: Any, completions: Sequence[str], **options: Any) -> str:
     """The line with which a batch ends a run."""
-    with Reward(parse(setting), **options) as reward, pytest.raises(RunFailed) as error:
+    with Reward(parse_reward(setting), **options) as reward, pytest.raises(RunFailed) as error:
         score(reward, completions)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -59,7 +59,7 @@ def failure(setting: Any, completions: Sequence[str], **options: Any) -> str:
 def refusal(setting: Any, **options: Any) -> str:
     """The line with which a reward is refused at the start."""
     rows: Any = [{"x": 1}, {"y": 2}]
-    with pytest.raises(UserError) as error, Reward(parse(setting), **options) as reward:
+    with pytest.raises(UserError) as error, Reward(parse_reward(setting), **options) as reward:
         reward.check(batch_of([], rows, [["a"], ["b"]], [0, 1], ["train.jsonl:1", "train.jsonl:2"]), ["x", "y"])
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -85,7 +85,7 @@ second = {"reward": rows[1]["record"]["x"], "date": golds == [["gold 0"], ["gold
 return [first, second]
 """
     rows = [{"list": [1, 2], "date": datetime.date(2026, 11, 23)}, {"record": {"x": 0.1}}]
-    with Reward(parse(write(body, "completions, rows, seed, golds"))) as reward:
+    with Reward(parse_reward(write(body, "completions, rows, seed, golds"))) as reward:
         batch = score(reward, ["a", "b"], rows)
     assert batch.values.tolist() == [2.0, 0.1]
     assert {name: part.tolist() for name, part in batch.parts.items()} == {"date": [1, 1], "seed": [1000, 1001]}
@@ -104,14 +104,14 @@ PARAMETERS = {  # and what is 6 and 7 characters long
 @pytest.mark.parametrize("parameters", PARAMETERS)
 def test_parameters_go_by_name(write: Write, parameters: str) -> None:
     rows: list[dict[str, Any]] = [{"target": "t" * 6, "completions": "a column", "other": 1}, {"target": "t" * 7}]
-    with Reward(parse(write(f"return [len(text) for text in {PARAMETERS[parameters]}]", parameters))) as reward:
+    with Reward(parse_reward(write(f"return [len(text) for text in {PARAMETERS[parameters]}]", parameters))) as reward:
         assert score(reward, ["c" * 6, "c" * 7], rows).values.tolist() == [6.0, 7.0]
 
 
 def test_kwargs_get_all_and_the_names_of_mezo_win_over_columns() -> None:
     seen: list[dict[str, Any]] = []
     batch = batch_of(["aa"], [{"target": 9, "completions": "a column"}], [["g"]], [3], ["row"], ["p"])
-    with Reward(parse(lambda **everything: seen.append(everything) or [1])) as reward:
+    with Reward(parse_reward(lambda **everything: seen.append(everything) or [1])) as reward:
         reward.score(batch)
     assert seen == [{name: batch[name] for name in worker.NAMES} | {"target": [9]}]
 
@@ -140,7 +140,7 @@ subprocess.run(["echo", "child"])
 return [len(sys.stdin.read())]
 """
     setting = write(body)
-    with Reward(parse(setting)) as reward:
+    with Reward(parse_reward(setting)) as reward:
         assert score(reward, ["a"]).values.tolist() == [0.0]
         assert score(reward, ["a"]).values.tolist() == [0.0]
     out, err = capfd.readouterr()
@@ -150,7 +150,7 @@ return [len(sys.stdin.read())]
 def test_the_worker_is_a_light_process_of_its_own(write: Write) -> None:
     loaded = "'torch': 'torch' in sys.modules, 'forked': 'multiprocessing' in sys.modules"
     setting = write(f"return [{{'reward': os.getpid(), {loaded}}}]")
-    with Reward(parse(setting)) as reward:
+    with Reward(parse_reward(setting)) as reward:
         batch = score(reward, ["a"])
     assert (batch.parts["torch"], batch.parts["forked"]) == ([0.0], [0.0])
     assert batch.values[0] != os.getpid()
@@ -159,12 +159,12 @@ def test_the_worker_is_a_light_process_of_its_own(write: Write) -> None:
 
 def test_a_file_and_a_module_are_imported(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "neighbour.py").write_text("VALUE = 7\n")
-    with Reward(parse(write("import neighbour\nreturn [neighbour.VALUE]"))) as reward:
+    with Reward(parse_reward(write("import neighbour\nreturn [neighbour.VALUE]"))) as reward:
         assert score(reward, ["a"]).values.tolist() == [7.0]
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "package").mkdir()
     write("return [8]", name="package/module.py")
-    with Reward(parse("package.module:score")) as reward:
+    with Reward(parse_reward("package.module:score")) as reward:
         assert score(reward, ["a"]).values.tolist() == [8.0]
     assert "package" not in sys.modules
 
@@ -200,13 +200,13 @@ def test_a_mistake_ends_the_run_with_the_row_or_counts_zero(write: Write, body: 
     line = failure(setting, ["a", "b", "", "d"])
     assert line.startswith(f"train.jsonl:3: objective.reward={setting}: ")
     assert MISTAKES[body] in line
-    with Reward(parse(setting), on_error="zero") as reward:
+    with Reward(parse_reward(setting), on_error="zero") as reward:
         batch = score(reward, ["a", "b", "", "d"])
     assert (batch.errors, batch.values.tolist()) == (1, [1.0, 1.0, 0.0, 1.0])
 
 
 def test_parts_have_the_same_names_in_every_batch(write: Write) -> None:
-    with Reward(parse(write("return [{'reward': 1, c: 2} for c in completions]"))) as reward:
+    with Reward(parse_reward(write("return [{'reward': 1, c: 2} for c in completions]"))) as reward:
         assert score(reward, ["a", "a"]).parts["a"].tolist() == [2.0, 2.0]
         with pytest.raises(
             RunFailed, match=r"returned the parts \['b', 'reward'\], and \['a', 'reward'\] for the rows"
@@ -230,7 +230,7 @@ def test_a_timeout_names_its_row_and_kills_what_was_started(write: Write, tmp_pa
     setting = write(f"if '' in completions: {slow}\nreturn [{{'reward': 1, 'pid': os.getpid()}} for _ in completions]")
     line = failure(setting, ["a", ""], timeout=0.5)
     assert line == f"train.jsonl:2: objective.reward={setting}: took longer than 0.5 s (objective.reward_timeout)"
-    with Reward(parse(setting), timeout=3, on_error="zero") as reward:  # a sound row takes less at any load
+    with Reward(parse_reward(setting), timeout=3, on_error="zero") as reward:  # a sound row takes less at any load
         before = score(reward, ["a"])
         batch = score(reward, ["a", ""])
         after = score(reward, ["a"])
@@ -243,7 +243,7 @@ def test_a_timeout_names_its_row_and_kills_what_was_started(write: Write, tmp_pa
 
 def test_a_file_that_changes_during_the_run_is_refused_when_the_worker_starts_again(write: Write) -> None:
     body = "'' in completions and os._exit(3)\nreturn [1] * len(rows)"
-    with Reward(parse(write(body)), on_error="zero") as reward:
+    with Reward(parse_reward(write(body)), on_error="zero") as reward:
         assert score(reward, [""]).errors == 1
         write(body + " or 0")
         with pytest.raises(RunFailed, match=r"reward\.py has changed since"):
@@ -271,10 +271,10 @@ def test_the_check_refuses_a_reward_that_fails_on_every_row_and_sees_one_that_di
     assert "train.jsonl:1: " in refusal(write("return None"))
     assert "returned a NoneType for 1 completions" in refusal(write("return None"), on_error="zero")
     rows: Any = batch_of([], [{}, {}], [["a"], []], [0, 1], ["1", "2"])
-    with Reward(parse(write("return [completions == ['a', '']] * len(rows)"))) as reward:
+    with Reward(parse_reward(write("return [completions == ['a', '']] * len(rows)"))) as reward:
         assert reward.check(rows)
         assert score(reward, ["a", ""]).values.tolist() == [1.0, 1.0]
-    with Reward(parse(write("return [time.time()] * len(rows)"))) as reward:
+    with Reward(parse_reward(write("return [time.time()] * len(rows)"))) as reward:
         assert not reward.check(rows)
 
 
@@ -283,8 +283,8 @@ def test_the_check_refuses_a_reward_that_fails_on_every_row_and_sees_one_that_di
 PARENT = """
 import sys
 from mezo_cli.rewards.scoring import Reward
-from mezo_cli.config.rewards import parse
-with Reward(parse(sys.argv[1]), timeout=60) as reward:
+from mezo_cli.config.objectives import parse_reward
+with Reward(parse_reward(sys.argv[1]), timeout=60) as reward:
     names = ("completions", "prompts", "locations")
     reward.score({"rows": [{}], "golds": [[]], "seed": [0], **dict.fromkeys(names, ["a"])})
 """
@@ -318,7 +318,7 @@ child.wait()
 
 def test_a_mixture_is_the_weighted_sum_and_its_parts() -> None:
     setting = {"exact": 2, "length": {"weight": 0.1}, "contains": 0}
-    with Reward(parse(setting)) as reward:
+    with Reward(parse_reward(setting)) as reward:
         batch = score(reward, ["gold 0", "gold 1!"])
     assert batch.values.tolist() == [2.0, -0.1]
     assert list(batch.parts) == ["exact", "length", "contains"]
@@ -328,7 +328,7 @@ def test_a_mixture_is_the_weighted_sum_and_its_parts() -> None:
 def test_shuffled_scores_against_another_row_that_follows_from_the_seeds(write: Write) -> None:
     setting = write("return [{'reward': row['i'], 'seed': s} for row, s in zip(rows, seed)]", "completions, rows, seed")
     rows, numbers = [{"i": i // 2} for i in range(20)], [i // 2 for i in range(20)]
-    with Reward(parse(f"shuffled:{setting}")) as reward:
+    with Reward(parse_reward(f"shuffled:{setting}")) as reward:
         batch, again = (score(reward, ["x"] * 20, rows, samples=2) for _ in range(2))
         other = reward.score(batch_of(["x"] * 20, rows, [[]] * 20, range(20), [str(i) for i in numbers]))
         single = score(reward, ["x"], [{"i": 5}])
@@ -349,7 +349,7 @@ def test_a_callable_runs_in_this_process_without_a_timeout() -> None:
         time.sleep(0.3)
         return [float(os.getpid()) if row is rows[0] and "x" in row else math.nan for row in rows]
 
-    spec = parse(function)
+    spec = parse_reward(function)
     with Reward(spec, timeout=0.1, on_error="zero") as reward:
         batch = score(reward, ["a", "b"], rows)
     assert (batch.values.tolist(), batch.errors) == ([float(os.getpid()), 0.0], 1)

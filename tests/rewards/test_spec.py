@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mezo_cli.config.base import SettingError
-from mezo_cli.config.rewards import describe_change, parse
+from mezo_cli.config.objectives import describe_change, parse_reward
 from mezo_cli.rewards.scoring import Reward
 from tests.test_extending import installed
 
@@ -23,7 +23,7 @@ from tests.test_extending import installed
     ],
 )
 def test_names_are_registered_and_have_no_code_of_the_user(setting: Any, text: str) -> None:
-    spec = parse(setting)
+    spec = parse_reward(setting)
     assert spec.describe() == text
     assert (spec.in_process, spec.sha256) == (False, None)
 
@@ -32,7 +32,7 @@ def test_names_are_registered_and_have_no_code_of_the_user(setting: Any, text: s
 def test_a_function_is_recorded_with_its_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("reward.py").write_text("raise SystemExit\n")  # it is not run here
-    spec = parse(name)
+    spec = parse_reward(name)
     sha256 = hashlib.sha256(b"raise SystemExit\n").hexdigest()
     assert spec.record() == {"name": name, "sha256": sha256, "in_process": False}
     config, info = SimpleNamespace(objective=SimpleNamespace(reward=name)), {"reward": {"sha256": sha256}}
@@ -66,7 +66,7 @@ def test_a_function_is_recorded_with_its_file(name: str, tmp_path: Path, monkeyp
 )
 def test_a_mistake_is_one_line(setting: Any, words: str) -> None:
     with pytest.raises(SettingError) as error:
-        parse(setting)
+        parse_reward(setting)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -92,8 +92,8 @@ def test_a_package_adds_names_by_entry_points(tmp_path: Path) -> None:
     (tmp_path / "reward_plugin.py").write_text(PLUGIN)
     points = {"scaled": "reward_plugin:Scaled", "constant": "reward_plugin:constant"}
     with installed(tmp_path, "reward-plugin", {"mezo.rewards": points}):
-        spec = parse({"scaled": {"column": "x", "weight": 3}, "constant": 1})
+        spec = parse_reward({"scaled": {"column": "x", "weight": 3}, "constant": 1})
         with Reward(spec) as reward:
             assert reward.score(BATCH).values.tolist() == [24.5]
         with pytest.raises(SettingError, match=r"objective\.reward\.scaled\.column is not set"):
-            parse("scaled")
+            parse_reward("scaled")

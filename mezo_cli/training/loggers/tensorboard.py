@@ -48,7 +48,6 @@ class TensorBoardLogger:
 
 
 def _flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return nested values by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= _flat(value, f"{parent}{key}.") if isinstance(value, dict) else {f"{parent}{key}": value}

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mezo_cli.config.choices import complete, find_choices
+from mezo_cli.commands.completion import complete
+from mezo_cli.config.choices import find_choices
 from tests.command_line import environment, process
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
