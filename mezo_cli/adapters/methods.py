@@ -52,7 +52,14 @@ class Lora(PeftMethod):
             for path, module in model.named_modules()
             if isinstance(module, (nn.Linear, Conv1D)) and re.search(r"\.\d+\.", path)
         }
-        targets = self._targets(model, sorted({path.rpartition(".")[2] for path in matrices}), name)
+        names, below = sorted({path.rpartition(".")[2] for path in matrices}), r"\d+"
+        if config.targets == "query_value":
+            names = next((list(pair) for pair in QUERY_VALUE if set(pair) <= set(names)), [])
+            below = ""  # by their names, wherever they are
+        if names and config.layers is not None:
+            top = range(first_trained_layer(model, config.layers, name), model.config.num_hidden_layers)
+            below = f"({'|'.join(map(str, top))})"
+        targets = rf".*\.{below}\.(.*\.)?({'|'.join(names)})" if names and below else names
         if not targets:
             method = f"peft={config.name} peft.targets={config.targets}"
             other = "; use peft.targets=attention_feed_forward" if matrices and config.targets == "query_value" else ""
@@ -62,18 +69,6 @@ class Lora(PeftMethod):
             settings["modules_to_save"] = head_modules(loaded)
         transposed = any(isinstance(matrix, Conv1D) for matrix in matrices.values())
         return self.wrap(loaded, fan_in_fan_out=transposed, **settings)
-
-    def _targets(self, model: Any, matrices: list[str], name: str) -> list[str] | str:
-        """Return the names of the matrices that get a LoRA, or a pattern of their paths; empty if there are none."""
-        if self.config.targets == "attention_feed_forward":
-            names, below = matrices, r"\d+"
-        else:
-            names = next((list(pair) for pair in QUERY_VALUE if set(pair) <= set(matrices)), [])
-            below = ""  # by their names, wherever they are
-        if names and self.config.layers is not None:
-            top = range(first_trained_layer(model, self.config.layers, name), model.config.num_hidden_layers)
-            below = f"({'|'.join(map(str, top))})"
-        return rf".*\.{below}\.(.*\.)?({'|'.join(names)})" if names and below else names
 
 
 class Head(PeftMethod):
@@ -124,11 +119,14 @@ class Scales(PeftMethod):
 
     def insert(self, loaded: "LoadedModel", name: str) -> Any:
         """Give each quantised layer its factors; the library has no such method."""
-        from mezo_cli.models.quantized import quantized_layers
+        from mezo_cli.models.quantized import RowFactors, quantized_layers
 
         wrapped = self.wrap(loaded, target_modules=NO_MATRICES)
         for layer in quantized_layers(loaded.model).values():
-            layer.add_factors(self.config.absolute)
+            ones = layer.scale.new_ones(layer.out_features)
+            layer.rows = RowFactors(layer.scale.flatten().clone() if self.config.absolute else ones)
+            if self.config.absolute:  # the factors are the scales, which are then 1 (int8)
+                layer.scale = layer.scale.new_ones(layer.scale.shape)  # the stored one may lie in a file
         return wrapped
 
 

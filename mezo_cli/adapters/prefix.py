@@ -83,7 +83,7 @@ class PrefixInput:
     """Passes a table of keys and values to every forward of a model's body.
 
     Args:
-        body: the module that `find_cached_forward` returned.
+        body: the innermost module that takes `past_key_values`.
         table: an embedding, [length, layers * 2 * heads * width], as `peft` stores a prefix.
         shape: layers, heads, width.
     """
@@ -97,9 +97,8 @@ class PrefixInput:
     def _add_prefix(self, body: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         length = len(self._rows)
         inputs = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
-        rows = len(inputs["input_ids"])
+        rows, cache = len(inputs["input_ids"]), inputs.get("past_key_values")
         changed: dict[str, Any] = {}
-        cache = inputs.get("past_key_values")
         if cache is None:  # a packed batch may hold both signs, one per row
             changed["past_key_values"] = FixedPrefixCache(self._key_values(rows if "packed_layout" in inputs else 1))
         elif cache.get_seq_length() == 0:  # of a generation: the text's keys and values follow the prefix's

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from mezo_cli.errors import UserError, join
 
@@ -14,16 +13,8 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 WAIT_SECONDS = 10.0  # how long a rank that has failed waits for rank 0 to end
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The environment of one rank: its number, from 0, of how many."""
-
-    rank: int
-    size: int
-
-
-def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return how this process was started; None if it is alone: WORLD_SIZE is 1 or not set."""
+def read_launch(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """Return the number of this rank, from 0, of how many; None if it is alone: WORLD_SIZE is 1 or not set."""
     size = int(environment.get("WORLD_SIZE") or 1)
     if size == 1:
         return None
@@ -35,7 +26,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     rank = int(environment["RANK"])
     if not 0 <= rank < size:
         raise UserError(f"RANK={rank}: with WORLD_SIZE={size} it is a number from 0 to {size - 1}")
-    return Launch(rank, size)
+    return rank, size
 
 
 def check_command(name: str | None) -> None:
@@ -44,7 +35,7 @@ def check_command(name: str | None) -> None:
     if launch is None:
         return
     if name is not None and name not in COMMANDS:
-        raise UserError(f"mezo {name}: {launch.size} ranks were started; they can share {join(COMMANDS)} alone")
+        raise UserError(f"mezo {name}: {launch[1]} ranks were started; they can share {join(COMMANDS)} alone")
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0):
         raise UserError("torchrun --max-restarts: ranks do not continue their run: give 0, and then `mezo resume RUN`")
 
@@ -60,7 +51,7 @@ def silent_followers() -> Iterator[None]:
         launch = read_launch()
     except UserError:  # reported by the command
         launch = None
-    if launch is None or launch.rank == 0:
+    if launch is None or launch[0] == 0:
         yield
         return
     before = sys.stdout, sys.stderr

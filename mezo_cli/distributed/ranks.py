@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mezo_cli.config.schema import Config
-from mezo_cli.distributed.launch import Launch, read_launch
+from mezo_cli.distributed.launch import read_launch
 from mezo_cli.errors import RunFailed, RunStopped, UserError, first_line
 from mezo_cli.process import versions
 from mezo_cli.process.signals import import_torch
@@ -102,22 +102,19 @@ class Ranks:
         to_all = torch.frombuffer(bytearray(piece * self.size), dtype=torch.uint8) if piece else torch.empty(0).byte()
         gathered = torch.empty(sum(sizes), dtype=torch.uint8)
         try:
-            self._wait(self._group.alltoall_base(gathered, to_all, list(sizes), [len(piece)] * self.size))
+            work = self._group.alltoall_base(gathered, to_all, list(sizes), [len(piece)] * self.size)
+            while True:  # now and then look whether a rank that fails has reported it, and let signals in
+                try:
+                    work.wait(timedelta(seconds=LOOK_SECONDS))
+                    break
+                except RuntimeError:
+                    if work.is_completed():
+                        raise
+                self._raise_reported()
         except RuntimeError as error:
             raise self._lost(error) from error
         self.exchanged[purpose] += sum(sizes)
         return gathered.numpy().tobytes()
-
-    def _wait(self, work: Any) -> None:
-        """Wait for an exchange; look now and then whether a rank that fails has reported it, and let signals in."""
-        while True:
-            try:
-                work.wait(timedelta(seconds=LOOK_SECONDS))
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    raise
-            self._raise_reported()
 
     def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
         """Return the values of all ranks one after the other: [sum of sizes, ...], on the CPU.
@@ -168,7 +165,6 @@ class Ranks:
                     )
 
     def _await(self, key: str, rank: int) -> str:
-        """Return the value of a key that another rank sets."""
         if self._missing([key], self.timeout, reported=True):
             raise RankLost(f"rank {rank} did not answer within distributed.timeout={self.timeout:g} s")
         value: bytes = self._call(self._store.get, key)
@@ -202,17 +198,21 @@ class Ranks:
 
     def end_all(self, error: BaseException) -> NoReturn:
         """End the other ranks because of an error of this one: rank 0 says that it ends, another reports its error."""
-        status = _exit_status(error)
+        if isinstance(error, SystemExit):  # the exit status that the command line gives to an error
+            status = error.code if isinstance(error.code, int) else 1
+        elif isinstance(error, (RunStopped, KeyboardInterrupt)):
+            status = 130
+        else:
+            status = 2 if isinstance(error, (UserError, OSError)) and not isinstance(error, RunFailed) else 1
         with suppress(RankLost):  # no other rank is left
             if self.is_first:
                 self._call(self._store.set, "end", str(status))
                 self._missing(self._others("ended"), ALIVE_SECONDS)  # the store may be this process's own
             elif not isinstance(error, (RankLost, RunStopped, SystemExit)):
-                explains_itself, by_user = isinstance(error, (UserError, RunFailed)), isinstance(error, UserError)
-                text = str(error) if explains_itself else f"{type(error).__name__}: {error}"
+                text = str(error) if isinstance(error, (UserError, RunFailed)) else f"{type(error).__name__}: {error}"
                 text = "interrupted" if isinstance(error, KeyboardInterrupt) else text
-                report = json.dumps({"rank": self.rank, "by_user": by_user, "text": text})
-                self._call(self._store.compare_set, "error", "", report)  # the first report counts
+                report = {"rank": self.rank, "by_user": isinstance(error, UserError), "text": text}
+                self._call(self._store.compare_set, "error", "", json.dumps(report))  # the first report counts
         self.close()  # whoever waits for this rank notices
         if self.is_first:
             raise error
@@ -223,7 +223,6 @@ class Ranks:
         raise SystemExit(status) from error
 
     def _raise_reported(self) -> None:
-        """Raise the error that another rank has reported, with its rank, if there is one."""
         if not self.is_first and self._call(self._store.check, ["end"]):
             raise RankLost("rank 0 has ended")
         if not self._call(self._store.check, ["error"]):
@@ -233,7 +232,6 @@ class Ranks:
         raise UserError(text) if error["by_user"] else RunFailed(text)
 
     def _others(self, what: str) -> list[str]:
-        """Return the key of that name of every other rank."""
         return [f"{what}/{rank}" for rank in range(self.size) if rank != self.rank]
 
     def _lost(self, error: RuntimeError) -> Exception:
@@ -306,7 +304,7 @@ def joined() -> Iterator[Ranks]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
     code = [f"{name} {found.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
     code.append(f"source files with sha256 {versions.source_digest()[:16]}")  # what results depend on
-    ranks = Ranks(launch.rank, launch.size, _meet(launch))
+    ranks = Ranks(*launch, _meet(*launch))
     token = _current.set(ranks)
     try:
         ranks.check_same("version", "\n".join(code))
@@ -329,26 +327,17 @@ def in_turn(ranks: Ranks) -> Iterator[None]:
         ranks.from_first("passed")
 
 
-def _meet(launch: Launch) -> Any:
+def _meet(rank: int, size: int) -> Any:
     """Return the store at which the ranks meet: `torchrun`'s own, or that of rank 0."""
     import torch.distributed as dist
 
     try:
         seconds = timedelta(seconds=DEFAULT_TIMEOUT)
-        store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=seconds)))
+        store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=seconds)))
     except (RuntimeError, ValueError, OSError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR:MASTER_PORT)"
-        raise UserError(f"the {launch.size} ranks did not meet at {address}: {first_line(error)}") from error
+        raise UserError(f"the {size} ranks did not meet at {address}: {first_line(error)}") from error
     return dist.PrefixStore("mezo", store)  # torchrun has keys of its own in it
-
-
-def _exit_status(error: BaseException) -> int:
-    """Return the exit status that the command line gives to an error."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
-    if isinstance(error, (RunStopped, KeyboardInterrupt)):
-        return 130
-    return 2 if isinstance(error, (UserError, OSError)) and not isinstance(error, RunFailed) else 1
 
 
 def split_sizes(count: int, size: int) -> list[int]:

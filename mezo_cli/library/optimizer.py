@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_leaves
 from mezo_cli.config.explain import validate
 from mezo_cli.errors import UserError, join
 from mezo_cli.library.settings import METHOD, ParamsArgument, StepSettings, Updates, check_settings, to_groups
-from mezo_cli.library.trajectory import make_header, open_writer
+from mezo_cli.library.trajectory import open_writer
 from mezo_cli.optim.mezo import MezoResult, spsa
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import swapped
 from mezo_cli.perturb.noise import Direction, make_noise, to_float32
 from mezo_cli.perturb.params import Params
-from mezo_cli.runs.trajectory import ROUNDINGS, Writer
+from mezo_cli.runs.trajectory import Writer
 
 Closure = Callable[[], Tensor | float]
 
@@ -35,7 +35,6 @@ log = logging.getLogger("mezo")
 SAVED = ("seed", "eps", "samples", "noise")  # of the settings, in a state dict
 RATIO_TOLERANCE = 1e-6  # of a group's lr to that of the group that the trajectory stores
 NAMES_SHOWN = 8  # of tensors in one log line
-DTYPES = [getattr(torch, name) for name in ROUNDINGS]  # of tensors that can be tuned
 
 
 class MezoOptimizer(torch.optim.Optimizer):
@@ -103,7 +102,6 @@ class MezoOptimizer(torch.optim.Optimizer):
             lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum, betas=betas, samples=samples,
             sample_schedule=sample_schedule, total_steps=total_steps, noise=noise, seed=seed,
         )  # fmt: skip
-        _check_dtypes(groups)
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
         base_lr = _base_lr(self.param_groups)
         for group in self.param_groups:
@@ -152,7 +150,14 @@ class MezoOptimizer(torch.optim.Optimizer):
 
         Args, errors and result are those of `step`.
         """
-        self._check_addresses()
+        for name, p in self.forward.params.tensors.items():  # an update of other memory would not reach the model
+            owner, key = self._places[name]
+            stays = p.data_ptr() == self._addresses[name] and p.dtype == self.forward.compute_dtype
+            if owner.get(key) is not p or not stays:
+                raise UserError(
+                    f"{name} was moved since the optimizer was made (by model.to(), load_state_dict(assign=True) or "
+                    "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to continue"
+                )
         for number, group in enumerate(self.param_groups):  # schedulers, load_state_dict and the user write in them
             rates = {name: float(v) if isinstance(v := group[name], Tensor) else v for name in ("lr", "weight_decay")}
             validate(StepSettings, {"name": "mezo", **rates}, f"param_groups[{number}].")
@@ -176,7 +181,12 @@ class MezoOptimizer(torch.optim.Optimizer):
         assert self.result is not None
         groups = self._groups_at(_base_lr(self.param_groups))
         if self._path is not None:
-            self._record(self.result, groups)
+            if self._writer is None:
+                at_start = self._model, self.forward.params, groups, self.settings
+                self._writer, self._recorded = open_writer(self._path, self.steps, *at_start), groups
+            if groups != self._recorded:
+                raise UserError(f"{self._path}: weight_decay and the ratios of the groups' lr must stay as they began")
+            self._writer.append(self.steps, self.result.recorded, self.result.lr)
         self._updates.apply(groups, [(self.steps, self.result.recorded, self.result.lr)])
         self.steps += 1
 
@@ -244,7 +254,8 @@ class MezoOptimizer(torch.optim.Optimizer):
         with unwatched, self.forward.perturbed(direction, self.settings.eps, (1,)), reads:
             closure()
         self.uncovered = [name for name in params.tensors if name in reads.names_read]
-        self.forward.perturb_whole(self.uncovered)
+        self.forward.reach.outside = self.uncovered
+        self.forward.patches.reset()
         self._updates.keep(params.tensors)
         if self.unreachable:
             left = len(self.unreachable) - NAMES_SHOWN
@@ -253,17 +264,6 @@ class MezoOptimizer(torch.optim.Optimizer):
         if self.uncovered:
             log.warning("MezoOptimizer: read outside their modules, so perturbed in place: %s", join(self.uncovered))
         self._started = True
-
-    def _check_addresses(self) -> None:
-        """Refuse to continue where an update would not reach the model: its weights are in other memory now."""
-        for name, p in self.forward.params.tensors.items():
-            owner, key = self._places[name]
-            stays = p.data_ptr() == self._addresses[name] and p.dtype == self.forward.compute_dtype
-            if owner.get(key) is not p or not stays:
-                raise UserError(
-                    f"{name} was moved since the optimizer was made (by model.to(), load_state_dict(assign=True) or "
-                    "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to continue"
-                )
 
     def _groups_at(self, base_lr: float) -> list[dict[str, Any]]:
         """Return the groups as the trajectory has them: `names` of tuned tensors, `lr_ratio`, `weight_decay`."""
@@ -277,16 +277,6 @@ class MezoOptimizer(torch.optim.Optimizer):
             groups.append({"names": names, "lr_ratio": ratio, "weight_decay": float(group["weight_decay"])})
         return groups
 
-    def _record(self, result: MezoResult, groups: list[dict[str, Any]]) -> None:
-        """Append the step to the trajectory file."""
-        assert self._path is not None
-        if self._writer is None:
-            header = make_header(self._model, self.forward.params, groups, self.settings)
-            self._writer, self._recorded = open_writer(self._path, header, self.steps), groups
-        if groups != self._recorded:
-            raise UserError(f"{self._path}: weight_decay and the ratios of the groups' lr must stay as they began")
-        self._writer.append(self.steps, result.recorded, result.lr)
-
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
@@ -299,18 +289,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 def _base_lr(groups: list[dict[str, Any]]) -> float:
     """Return the learning rate that the trajectory stores for a step: the first group's that is not 0."""
     return next((float(group["lr"]) for group in groups if group["lr"]), 0.0)
-
-
-def _check_dtypes(groups: list[dict[str, Any]]) -> None:
-    """Check that the groups' tensors have one dtype, in which they can be tuned."""
-    tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
-    first = next(iter(tensors))
-    for name, p in tensors.items():
-        if p.dtype not in DTYPES:
-            raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of {join(map(str, DTYPES))}")
-        if p.dtype != tensors[first].dtype:
-            why = "one optimizer tunes tensors of one dtype: convert the model, or tune a part of it"
-            raise UserError(f"params: {name} is {p.dtype} and {first} is {tensors[first].dtype}; {why}")
 
 
 # --- the first step: what the loss depends on ---
@@ -376,7 +354,6 @@ class _PlainReads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record the operands, unless the operation only makes a view, and run it."""
         if not func.is_view:
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, Tensor) and value.layout is torch.strided and value.numel():

@@ -4,22 +4,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 
 from mezo_cli.config.base import NotNegativeNumber, PositiveNumber, SettingError
 from mezo_cli.config.explain import validate
 from mezo_cli.config.optimizers import MomentDecay, Samples, SampleSchedule, SlowMomentDecay
 from mezo_cli.config.schema import OptimizerConfig, Positive, Seed, StepRecord
-from mezo_cli.errors import UserError, did_you_mean
+from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.optim.mezo import Mezo
 from mezo_cli.optim.update import BlockUpdate
 from mezo_cli.perturb.params import Params
+from mezo_cli.runs.trajectory import ROUNDINGS
 
 METHOD = ("momentum", "betas", "sample_schedule", "total_steps")  # what MeZO itself has no need of
 # What `MezoOptimizer(model, params=...)` takes: a test of names; names or tensors; or groups of them with settings.
 ParamsArgument = Callable[[str], bool] | Iterable[str | Tensor | Mapping[str, Any]] | None
 GROUP_KEYS = ("params", "lr", "weight_decay")
+DTYPES = [getattr(torch, name) for name in ROUNDINGS]  # of tensors that can be tuned
 
 
 class StepSettings(OptimizerConfig):
@@ -81,9 +84,16 @@ def to_groups(model: nn.Module, params: ParamsArgument) -> list[dict[str, Any]]:
     if not any(isinstance(entry, Mapping) for entry in entries):
         entries = [{"params": params if one else entries}]
     groups = [_group(model, entry) for entry in entries]
-    for name, count in Counter(name for group in groups for name in group["names"]).items():
-        if count > 1:
-            raise UserError(f"params: {name} is in {count} groups")
+    tensors = [pair for group in groups for pair in zip(group["names"], group["params"], strict=True)]
+    counts, (first, p_first) = Counter(name for name, _ in tensors), tensors[0]
+    for name, p in tensors:
+        if counts[name] > 1:
+            raise UserError(f"params: {name} is in {counts[name]} groups")
+        if p.dtype not in DTYPES:
+            raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of {join(map(str, DTYPES))}")
+        if p.dtype != p_first.dtype:
+            why = "one optimizer tunes tensors of one dtype: convert the model, or tune a part of it"
+            raise UserError(f"params: {name} is {p.dtype} and {first} is {p_first.dtype}; {why}")
     return groups
 
 
@@ -103,7 +113,6 @@ def _group(model: nn.Module, entry: Any) -> dict[str, Any]:
 
 
 def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
-    """Return name -> tensor of what one group's `params` names."""
     named = dict(model.named_parameters())
     if what is None or callable(what):
         return {name: p for name, p in named.items() if p.requires_grad and (what is None or what(name))}

@@ -151,10 +151,11 @@ def load(
     if config.stream:
         model.mezo_stream = StreamedLayers(model, files, config.stream_memory, name)
     model.to(device)
-    is_of_hub = folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name)
     compute_dtype = DTYPES[resolved(config).computes_in]
-    revision = folder.name if is_of_hub else None
-    return LoadedModel(model, tokenizer, model_kind, device, compute_dtype, fresh, revision=revision, new_head=new_head)
+    loaded = LoadedModel(model, tokenizer, model_kind, device, compute_dtype, fresh, new_head=new_head)
+    if folder.parent.name == "snapshots" and re.fullmatch("[0-9a-f]{40}", folder.name):
+        loaded.revision = folder.name
+    return loaded
 
 
 def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
@@ -187,8 +188,7 @@ def resolved(config: ModelConfig) -> ModelConfig:
     """Return the config with a dtype of the forwards: where it has none, theta's on a GPU and float32 on a CPU."""
     if config.compute_dtype is not None:
         return config
-    on_cpu = pick_device(config.device).type == "cpu"
-    return config.replace(compute_dtype="float32" if on_cpu else config.dtype)
+    return config.replace(compute_dtype="float32" if pick_device(config.device).type == "cpu" else config.dtype)
 
 
 def save(loaded: LoadedModel, folder: Path) -> None:
@@ -225,20 +225,15 @@ def untie(model: Any) -> list[str]:
 
 
 def _load_config(folder: Path, path: str, model_kind: ModelKind) -> Any:
-    """Return a checkpoint's config.json; refuse what transformers would load without an error, or quantised weights.
-
-    As a decoder it would load an encoder or a sequence-to-sequence model. Each format of quantised weights needs a
-    library of its own, to train nothing.
-    """
     with _explain_errors(path, folder / "config.json"), _quiet():
         stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if getattr(stored, "quantization_config", None) is not None:
+    if getattr(stored, "quantization_config", None) is not None:  # each format needs a library, to train nothing
         raise UserError(
             f"model.path={path}: its weights are quantised already; use the checkpoint that they were made from, with "
             "model.quantize=int8 or nf4"
         )
     is_encoder = type(stored) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(stored, "is_decoder", False)
-    if model_kind.is_decoder and (is_encoder or stored.is_encoder_decoder):
+    if model_kind.is_decoder and (is_encoder or stored.is_encoder_decoder):  # transformers would load it as a decoder
         head = "sequence-to-sequence" if stored.is_encoder_decoder else "masked-LM"
         hint = "" if stored.is_encoder_decoder else "; for this model use objective=mlm"
         raise UserError(
@@ -272,8 +267,7 @@ def _check_missing(report: Any, model: Any, model_kind: ModelKind, path: str) ->
     if not missing:
         why = ", ".join(f"{key}: {shapes}" for key, shapes in mismatched.items())
         return fresh, f"{join(fresh)}{why and f' ({why})'}" if fresh and model_kind.has_classifier else ""
-    first = missing[0]
-    if first in mismatched:
+    if (first := missing[0]) in mismatched:
         raise UserError(f"model.path={path}: {first} does not fit its config.json: {mismatched[first]}")
     if not model_kind.has_classifier and not any(key.startswith(body) for key in missing):
         raise UserError(
@@ -337,8 +331,7 @@ def _max_length(tokenizer: Any, config: Any, model_kind: ModelKind, path: str, m
 class _ReleaseConverted(TorchFunctionMode):
     """Release the pages of a mapped file tensor by tensor, as transformers converts these to another dtype.
 
-    The pages that it has read stay resident until the file is closed, so a model in bfloat16 would take the memory of
-    its float32 file as well. Without Linux's /proc, and for tensors that need no conversion, nothing is released.
+    They would stay resident until the file is closed, so a model in bfloat16 would take its float32 file's memory too.
     """
 
     def __torch_function__(
@@ -371,8 +364,7 @@ def _explain_errors(path: str, file: Path, model_kind: ModelKind | None = None) 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' loading report and progress bars; the checks above report what matters."""
+def _quiet() -> Iterator[None]:  # the checks above report what matters
     level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -51,12 +51,6 @@ class QuantizedLinear(nn.Linear):
         self.register_parameter("bias", linear.bias)
         self.rows: RowFactors | None = None
 
-    def add_factors(self, absolute: bool) -> None:
-        """Multiply each row by a trained factor, 1 at first; if `absolute` it is the scale, which is then 1 (int8)."""
-        self.rows = RowFactors(self.scale.flatten().clone() if absolute else self.scale.new_ones(self.out_features))
-        if absolute:
-            self.scale = torch.ones_like(self.scale)  # the stored one may lie in a file
-
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """A tensor of the weight's shape, dtype and device, which peft asks for, all NaN and without memory."""
@@ -64,7 +58,7 @@ class QuantizedLinear(nn.Linear):
 
     def dequantized(self) -> Tensor:
         """Return the weight without the factors, float32."""
-        return torch.cat([part.clone() for _, part in self._parts(torch.float32)])
+        return torch.cat([part.clone() for _, part in self.parts(torch.float32)])
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input weight^T + bias, in the dtype of the input."""
@@ -73,23 +67,7 @@ class QuantizedLinear(nn.Linear):
             out = self.rows(out)
         return out if self.bias is None else out.add_(self.bias)
 
-    def product(self, input: Tensor) -> Tensor:
-        """Return input weight^T: [..., in] -> [..., out]."""
-        flat = input.reshape(-1, self.in_features)
-        out = input.new_empty(*input.shape[:-1], self.out_features)
-        for rows, part in self._parts(input.dtype):
-            torch.mm(flat, part.t(), out=out.view(-1, self.out_features)[:, rows])
-        return out
-
-    def transposed_product(self, grad: Tensor) -> Tensor:
-        """Return grad weight: [..., out] -> [..., in]."""
-        flat = grad.reshape(-1, self.out_features)
-        out = grad.new_zeros(len(flat), self.in_features)
-        for rows, part in self._parts(grad.dtype):
-            out.addmm_(flat[:, rows], part)
-        return out.view(*grad.shape[:-1], self.in_features)
-
-    def _parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yield the dequantised weight by rows; each part is valid until the next one."""
         elements = ELEMENTS.get(self.bits.device.type, ELEMENTS_ELSEWHERE)
         step = min(max(BLOCK, elements // self.in_features // BLOCK * BLOCK), self.out_features)
@@ -119,16 +97,23 @@ class RowFactors(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """input weight^T, for which a graph keeps no dequantised weight."""
+    """input weight^T, [..., in] -> [..., out], for which a graph keeps no dequantised weight."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, layer: QuantizedLinear) -> Tensor:
-        ctx.layer = layer
-        return layer.product(input)
+        ctx.layer, flat = layer, input.reshape(-1, layer.in_features)
+        out = input.new_empty(*input.shape[:-1], layer.out_features)
+        for rows, part in layer.parts(input.dtype):
+            torch.mm(flat, part.t(), out=out.view(-1, layer.out_features)[:, rows])
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.layer.transposed_product(grad), None
+        flat, width = grad.reshape(-1, ctx.layer.out_features), ctx.layer.in_features
+        out = grad.new_zeros(len(flat), width)
+        for rows, part in ctx.layer.parts(grad.dtype):
+            out.addmm_(flat[:, rows], part)
+        return out.view(*grad.shape[:-1], width), None
 
 
 # Memory of float32, one for all layers, which run one after another. malloc would take new memory for each layer, as
@@ -146,19 +131,14 @@ def quantize(how: str, weight: Tensor) -> tuple[Tensor, Tensor]:
 
     int8: scale = max |w| / 127 of a row, q = w / scale rounded to the nearest, ties to even.
     """
-    if how != "int8":
-        return _quantize_blocks(weight)
-    wide = weight.float()
-    scale = wide.abs().amax(1, keepdim=True) / 127
-    scale[scale == 0] = 1.0
-    return (wide / scale).round_().to(torch.int8), scale
-
-
-def _quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (codes, scales) of nf4, part by part: the library compares each weight with all 16 values at once."""
+    if how == "int8":
+        wide = weight.float()
+        scale = wide.abs().amax(1, keepdim=True) / 127
+        scale[scale == 0] = 1.0
+        return (wide / scale).round_().to(torch.int8), scale
     from bitsandbytes import functional
 
-    flat, size = weight.reshape(-1), 1 << 18
+    flat, size = weight.reshape(-1), 1 << 18  # in parts: the library compares each weight with all 16 values at once
     codes, scale = torch.empty(-(-len(flat) // 2), 1, dtype=torch.uint8), torch.empty(-(-len(flat) // BLOCK))
     for first in range(0, len(flat), size):
         part, state = functional.quantize_4bit(flat[first : first + size].float(), blocksize=BLOCK, quant_type="nf4")

@@ -68,7 +68,14 @@ class StreamedLayers:
         self._kept = sum(sum(self.sizes[: count + 1]) <= memory for count in range(len(self.sizes)))
         self._reader = ThreadPoolExecutor(1, "mezo-read-ahead")
         self._held, self.bytes_read = False, 0
-        self.sha256 = _sha256(list(opened.values()))
+        total, buffer = hashlib.sha256(), bytearray(CHUNK)
+        for descriptor in opened.values():  # read once, and not kept in memory
+            offset = 0
+            while size := os.preadv(descriptor, [buffer], offset):
+                total.update(memoryview(buffer)[:size])
+                os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+                offset += size
+        self.sha256 = total.hexdigest()
         for number, layer in enumerate(self.layers):
             layer.register_forward_pre_hook(lambda *_, number=number: self._begin(number))
             layer.register_forward_hook(lambda *_, number=number: self._end(number))
@@ -141,15 +148,3 @@ def _extents(tensors: list[Tensor], files: list[tuple[int, int, int, str]], open
 def _advise(extents: list[Extent], advice: int) -> None:
     for _, file, offset, size in extents:
         os.posix_fadvise(file, offset, size, advice)
-
-
-def _sha256(files: list[int]) -> str:
-    """Return the sha256 over the contents of files, in their order, which are read once and not kept in memory."""
-    total, buffer = hashlib.sha256(), bytearray(CHUNK)
-    for file in files:
-        offset = 0
-        while size := os.preadv(file, [buffer], offset):
-            total.update(memoryview(buffer)[:size])
-            os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
-            offset += size
-    return total.hexdigest()

@@ -117,7 +117,7 @@ class Objective:
 
     def fits_paired_forward(self, batch: Any) -> bool:
         """Return whether one forward should compute both signs: that draws z once, but takes more memory."""
-        can_pair = self.supports_paired_forward and self.forward.supports_paired_forward
+        can_pair = self.supports_paired_forward and not self.forward.reach.outside
         return can_pair and batch.layout["input_ids"].numel() <= self.forward.paired_tokens
 
     def outputs(self, batch: Any) -> Tensor:

@@ -42,7 +42,7 @@ class StreamedForward(FrozenLayers):
             return self._run(batch)
         key = self._forward.perturbation, batch
         if key not in self._outputs:
-            if not self._forward.supports_paired_forward:
+            if self._forward.reach.outside:
                 raise UserError("model.stream=true: a weight of this model is used outside its own module; use false")
             passes = self._upcoming(batch)
             first = self._states_of([one for _, one in passes]) if self.count else None

@@ -177,7 +177,6 @@ class Es(ZerothOrder):
         return values
 
     def _shape(self, losses: list[float], loss_theta: float | None, spread: float) -> list[float]:
-        """Return s of each member; all 0 where the rewards are equal."""
         rewards, shaping = [-loss for loss in losses], self.config.shaping
         if min(rewards) == max(rewards):
             return [0.0] * len(rewards)

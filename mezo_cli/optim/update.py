@@ -32,21 +32,19 @@ class Moment:
 
     def view(self, span: "Span") -> "Tensor":
         """Return the part for a span of theta, [span.numel], to be written in place."""
-        if span not in self._views:
-            self._views[span] = span.slice_of(self._segment(span.segment))
-        return self._views[span]
-
-    def _segment(self, segment: "Segment") -> "Tensor":
         import torch
 
-        if segment not in self._flat:
-            flat = torch.zeros(segment.flat.shape, dtype=torch.float32, device=segment.flat.device)
-            self._flat[segment] = flat
-            for piece in segment.whole.pieces:
-                if piece.name in self._loaded:
-                    loaded = self._loaded.pop(piece.name)[piece.start : piece.start + piece.numel]
-                    flat[piece.offset : piece.offset + piece.numel] = loaded.to(flat.device)
-        return self._flat[segment]
+        if span not in self._views:
+            segment = span.segment
+            if segment not in self._flat:
+                flat = torch.zeros(segment.flat.shape, dtype=torch.float32, device=segment.flat.device)
+                self._flat[segment] = flat
+                for piece in segment.whole.pieces:
+                    if piece.name in self._loaded:
+                        loaded = self._loaded.pop(piece.name)[piece.start : piece.start + piece.numel]
+                        flat[piece.offset : piece.offset + piece.numel] = loaded.to(flat.device)
+            self._views[span] = span.slice_of(self._flat[segment])
+        return self._views[span]
 
     def load(self, tensors: "dict[str, Tensor]") -> None:
         """Take over what `tensors` returned."""
@@ -148,7 +146,7 @@ class BlockUpdate(Sgd):
         """Rebuild the state from all steps so far; theta stays."""
         for of_pass in self.passes(records):
             planned = [self.plan(params, record) for record in of_pass]
-            for span in params.blocks() if self.moments else ():
+            for span in params.blocks(params.noise.block) if self.moments else ():
                 for step_of in planned:
                     step_of(span)
 
@@ -157,7 +155,7 @@ class BlockUpdate(Sgd):
         for of_pass in self.passes(records):
             decays = [params.decay.take(self.own_decay(r), moves=r[2] != 0 and any(r[1])) for r in of_pass]
             planned = [(record[0], self.plan(params, record), self.anchor()) for record in of_pass]
-            for span in params.blocks():
+            for span in params.blocks(params.noise.block):
                 theta = params.load(span)
                 for (step, step_of, anchor), decay in zip(planned, decays, strict=True):
                     params.decay_and_subtract(theta, step_of(span), decay, anchor and partial(anchor, span))
@@ -279,7 +277,6 @@ class Adam(Momentum):
         return partial(self.move, params, self.estimator.estimate(record, 1 - self.beta), rate)
 
     def _move_buffers(self, params: "Params", terms: Terms, rate: float, correction: float, span: "Span") -> "Tensor":
-        """Update m and v of a span; return rate m / (sqrt(correction v) + adam_eps)."""
         import torch
 
         b1, b2 = self.beta, self.estimator.config.beta2

@@ -140,17 +140,12 @@ class PerturbedForward:
                     losses.append(loss())
         return losses
 
-    @property
-    def supports_paired_forward(self) -> bool:
-        """Whether one forward can compute both signs: not where weights are read outside their own module."""
-        return not self.reach.outside
-
     def paired_forward(self) -> AbstractContextManager[None]:
         """Let one forward inside compute both signs: its tensors are [2, ...], theta + eps z's half first.
 
         z is drawn once for both signs, and modules without perturbed weights compute both halves at once.
         """
-        if self.num_signs != 2 or not self.supports_paired_forward:
+        if self.num_signs != 2 or self.reach.outside:
             raise ValueError("a paired forward needs both signs, and no weight that is read outside its own module")
         return self.seeing(self.perturbation, paired=True)
 
@@ -184,11 +179,6 @@ class PerturbedForward:
             unreachable = self.reach.select(self.params, run)
         self.patches.reset()
         return unreachable
-
-    def perturb_whole(self, names: Sequence[str]) -> None:
-        """Perturb these tensors in place for each sign, and put their bits back: a module reads them from another."""
-        self.reach.outside = list(names)
-        self.patches.reset()
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.

@@ -17,38 +17,10 @@ from torch import Tensor, nn
 
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.functional import is_plain_embedding, swapped
-from mezo_cli.perturb.noise import Direction
-from mezo_cli.perturb.params import Params
+from mezo_cli.perturb.noise.spans import Span
 from mezo_cli.perturb.patched import PatchedForward
 from mezo_cli.perturb.plan import Perturbation
 from mezo_cli.perturb.reach import own_parameters
-
-
-class MemberWeights:
-    """Second copies of the named tensors, for `count` members; the memory is used again for the next members.
-
-    Attributes:
-        tensors: name -> its copies, [members, ...].
-    """
-
-    def __init__(self, params: Params, names: list[str], dtype: torch.dtype, count: int) -> None:
-        self.names, self.dtype, self.count, self._params = names, dtype, count, params
-        self._outs = [
-            (span, span.theta.new_empty((count, span.numel), dtype=dtype)) for span in params.spans(self.names)
-        ]
-        self.tensors: dict[str, Tensor] = {
-            piece.name: out[:, piece.offset : piece.offset + piece.numel].view(count, *piece.shape)
-            for span, out in self._outs
-            for piece in span.pieces
-        }
-
-    def write(self, member: int, direction: Direction | None, c: float) -> None:
-        """Write a member's theta + c z, or theta where there is no direction, rounded to the dtype of the copies."""
-        for span, outs in self._outs:
-            if direction is None:
-                outs[member].copy_(span.theta)
-            else:
-                self._params.noise.perturb(direction, span, c, outs[member])
 
 
 class MemberRows:
@@ -82,7 +54,9 @@ class Population:
 
     def __init__(self, forward: PerturbedForward) -> None:
         self._forward = forward
-        self._weights: MemberWeights | None = None
+        self._written_as: tuple[list[str], torch.dtype, int] | None = None  # names, dtype and number of the copies
+        self._outs: list[tuple[Span, Tensor]] = []  # a span of theta, and its copies, [members, span.numel]
+        self._copies: dict[str, Tensor] = {}  # by the names of the tensors, [members, ...]
         self._written_for: Perturbation | None = None  # what the weights of a single member are for
         self._rounded_copies: dict[nn.Parameter, Tensor] = {}  # of frozen weights in another dtype
 
@@ -110,8 +84,7 @@ class Population:
         data = {p: self._rounded_copy(p) for p in rounded}
         copies = self._written(names, written) if names else {}
         if rows is not None:
-            of = forward.reach.names
-            forwards |= {m: partial(rows.linear, copies[of[id(m.weight)]]) for m in self._owners()}
+            forwards |= {m: partial(rows.linear, copies[forward.reach.names[id(m.weight)]]) for m in self._owners()}
         else:
             data |= {forward.params.tensors[name]: copies[name][0] for name in names}
         unpatched = swapped("is_patched", {forward: False}), swapped("forward", forwards)
@@ -130,7 +103,6 @@ class Population:
         return linears and not inner and not reach.outside
 
     def _owners(self) -> list[Any]:
-        """Return the modules that own trainable tensors."""
         names, tensors, patches = self._forward.reach.names, self._forward.params.tensors, self._forward.patches
         return [m for m in patches.modules if any(names[id(p)] in tensors for p in own_parameters(m).values())]
 
@@ -153,28 +125,36 @@ class Population:
         return names, rounded, forwards
 
     def _rounded_copy(self, p: nn.Parameter) -> Tensor:
-        """Return a parameter in the compute dtype; the copy of one that never changes is kept."""
         dtype, reach = self._forward.compute_dtype, self._forward.reach
         copy = self._rounded_copies.get(p)
         if copy is None or copy.dtype != dtype:
             copy = p.data.to(dtype)
-            if not p.requires_grad and reach.names[id(p)] not in reach.outside:
+            if not p.requires_grad and reach.names[id(p)] not in reach.outside:  # it never changes
                 self._rounded_copies[p] = copy
         return copy
 
     def _written(self, names: list[str], members: Sequence[Perturbation | None]) -> dict[str, Tensor]:
-        """Return these tensors as the members see them, [members, ...]; they are written once inside one `perturbed`.
+        """Return these tensors as the members see them, [members, ...], rounded to the compute dtype.
 
-        theta alone is written each time: it changes.
+        They are written once inside one `perturbed`, theta alone each time: it changes. The memory is used again.
         """
-        weights, key = self._weights, (names, self._forward.compute_dtype, len(members))
-        if weights is None or (weights.names, weights.dtype, weights.count) != key:
-            weights, self._written_for = MemberWeights(self._forward.params, *key), None
-            self._weights = weights
+        params, dtype, count = self._forward.params, self._forward.compute_dtype, len(members)
+        if self._written_as != (names, dtype, count):
+            self._written_as, self._written_for = (names, dtype, count), None
+            self._outs = [
+                (span, span.theta.new_empty((count, span.numel), dtype=dtype)) for span in params.spans(names)
+            ]
+            self._copies = {
+                piece.name: out[:, piece.offset : piece.offset + piece.numel].view(count, *piece.shape)
+                for span, out in self._outs
+                for piece in span.pieces
+            }
         for i, member in enumerate(members):
-            if member is None:
-                weights.write(i, None, 0.0)
-            elif len(members) > 1 or self._written_for is not member:
-                weights.write(i, member.direction, member.coefficient)
+            is_written = member is not None and count == 1 and self._written_for is member
+            for span, outs in () if is_written else self._outs:
+                if member is None:
+                    outs[i].copy_(span.theta)
+                else:
+                    params.noise.perturb(member.direction, span, member.coefficient, outs[i])
         self._written_for = members[0]
-        return weights.tensors
+        return self._copies

@@ -22,7 +22,7 @@ from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, round_
 from mezo_cli.perturb.noise.spans import Segment, Span, compute_device, tiles_of
-from mezo_cli.process.memory import mapped_files, release_mapped_pages, trim_malloc
+from mezo_cli.process.memory import mapped_files, release_file_pages, trim_malloc
 
 # Terms of whole steps that are applied to all tensors before the next ones. The noise keeps more scaled tables than
 # that, so none is made again for every tensor; and the processor's cache holds them (4 MB).
@@ -191,7 +191,7 @@ class Params:
             passes = ((terms[i : i + TERMS_PER_PASS], decays[i : i + TERMS_PER_PASS]) for i in starts)
         for of_pass, with_decays in passes:
             one_each = len({direction[:2] for direction, _ in of_pass}) == len(of_pass)
-            for span in self._begin_pass(MAX_ELEMENTS if in_half else None):
+            for span in self.blocks(MAX_ELEMENTS if in_half else None):
                 if in_half and self.fuses and one_each and isinstance(self.noise, CounterNoise):
                     self.noise.update_and_round_(span, of_pass, with_decays)
                 elif in_half:  # one rounding per step
@@ -206,25 +206,20 @@ class Params:
                 if name in self.tensors:
                     self.tensors[name].data.clamp_(min=0.0)
 
-    def blocks(self) -> list[Span]:
-        """Begin a pass, and return theta in spans that suit the device.
+    def blocks(self, size: int | None) -> list[Span]:
+        """Begin a pass, and return theta in spans: on a CPU of about `size` elements, `noise.block`, if given.
 
         For an optimizer whose update is not of the form of `update`: it draws z for a span by `noise.update_`, and
         writes theta by `load`, `decay_and_subtract`, `round_` and `store`.
         """
-        return self._begin_pass(self.noise.block)
-
-    def _begin_pass(self, size: int | None) -> list[Span]:
-        """Begin a pass, and return the storage of the tensors in spans: on a CPU of about `size` elements if given."""
         self.noise.begin_pass()
         if self._spans_of is not self.tensors:
             self._spans, self._spans_of = {}, self.tensors
         if size not in self._spans:
-            spans = self.spans(self.tensors)
+            self._spans[size] = spans = self.spans(self.tensors)
             if size is not None:
                 size_there = call_size(size, spans[0].theta.device)
-                spans = [part for span in spans for _, part in span.split(size_there)]
-            self._spans[size] = spans
+                self._spans[size] = [part for span in spans for _, part in span.split(size_there)]
         return self._spans[size]
 
     def load(self, span: Span) -> Tensor:
@@ -346,18 +341,15 @@ def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
     untrimmed = 0  # bytes of old memory that malloc may still hold
     for p in tensors.values():
         end = begin + tiles_of(p.numel(), tile) * tile
-        view = flat[begin : begin + p.numel()].view(p.shape)
-        old = p.data
+        view, old = flat[begin : begin + p.numel()].view(p.shape), p.data
         view.copy_(old)
         flat[begin + p.numel() : end].zero_()
         # As a storage of its own, where torch can: `save_pretrained` copies all tensors that are parts of one storage,
         # which would take the memory of a second model.
         p.data = torch.from_dlpack(view) if view.device.type in ("cpu", "cuda") else view
-        if mapped and old.is_contiguous():
-            release_mapped_pages(old.data_ptr(), old.nbytes, mapped)
+        release_file_pages(old, mapped)
         del old
-        begin = end
-        untrimmed += view.nbytes
+        begin, untrimmed = end, untrimmed + view.nbytes
         if first.device.type == "cpu" and untrimmed >= TRIM_BYTES:
             trim_malloc()
             untrimmed = 0

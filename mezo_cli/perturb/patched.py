@@ -48,28 +48,24 @@ class PatchedForward:
 
     Attributes:
         ways: what runs the module, by what forwards see (`THETA`, ...).
+        of_dtype: the same for each compute dtype.
     """
 
     def __init__(self, module: nn.Module, forward: "PerturbedForward", decide: Callable[..., Way]) -> None:
         self.module, self.__wrapped__ = module, module.forward  # its signature is what transformers looks at
         self._forward, self._decide = forward, decide
-        self._of_dtype: dict[torch.dtype, list[Way]] = {}
-        self.reset()
+        self.of_dtype: dict[torch.dtype, list[Way]] = {}
+        self.use(forward.compute_dtype)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
         return self.ways[self._forward.mode](*args, **kwargs)
 
-    def reset(self) -> None:
-        """Decide all ways anew."""
-        self._of_dtype.clear()
-        self.use(self._forward.compute_dtype)
-
     def use(self, dtype: torch.dtype) -> None:
         """Run the module the ways that have been decided for a compute dtype, or will be."""
-        if dtype not in self._of_dtype:
-            self._of_dtype[dtype] = [partial(self._first, mode) for mode in MODES]
-        self.ways = self._of_dtype[dtype]
+        if dtype not in self.of_dtype:
+            self.of_dtype[dtype] = [partial(self._first, mode) for mode in MODES]
+        self.ways = self.of_dtype[dtype]
 
     def _first(self, mode: int, *args: Any, **kwargs: Any) -> Any:
         self.ways[mode] = way = self._decide(self, mode)
@@ -96,8 +92,7 @@ class Patches:
     """
 
     def __init__(self, forward: "PerturbedForward", model: nn.Module, rounds: bool) -> None:
-        device = next(model.parameters()).device.type
-        self.layer_elements = LAYER_ELEMENTS.get(device, LAYER_ELEMENTS_ELSEWHERE)
+        self.layer_elements = LAYER_ELEMENTS.get(next(model.parameters()).device.type, LAYER_ELEMENTS_ELSEWHERE)
         self._forward, self._rounds, self._scratch = forward, rounds, ScratchBuffer()
         self._decided_for: tuple[Any, ...] = ()
         self.modules: dict[nn.Module, PatchedForward] = {}
@@ -114,7 +109,8 @@ class Patches:
     def reset(self) -> None:
         """Decide anew how each module runs."""
         for patched in (*self.modules.values(), *self.layers):
-            patched.reset()
+            patched.of_dtype.clear()
+        self.use(self._forward.compute_dtype)
 
     def use(self, dtype: torch.dtype) -> None:
         """Let the modules run in a compute dtype."""
@@ -123,9 +119,8 @@ class Patches:
 
     def follow(self) -> None:
         """Decide anew how each module runs, if what is perturbed, or how, is no longer what it was."""
-        forward = self._forward
-        has_factors = forward.params.noise.has_factors
-        decided_for = id(forward.params.tensors), has_factors, forward.uses_factors, self.layer_elements
+        params = self._forward.params
+        decided_for = id(params.tensors), params.noise.has_factors, self._forward.uses_factors, self.layer_elements
         if self._decided_for != decided_for:
             self._decided_for = decided_for
             self.reset()
@@ -146,7 +141,6 @@ class Patches:
         return Owner(module, self.modules[module].__wrapped__, names, rounded)
 
     def _module_way(self, patched: PatchedForward, mode: int) -> Way:
-        """Run a module on copies of its parameters in the scratch buffer, if it sees any."""
         if mode == NOTED:
             return self._noting(patched, self._module_way)
         owner = self._owner(patched.module, mode)
@@ -200,7 +194,6 @@ class Patches:
         return rows.flatten(0, 1) if paired else rows
 
     def _layer_way(self, patched: PatchedForward, mode: int) -> Way:
-        """Run a layer; z is drawn for all of its modules at once, if they are small enough together."""
         run, inside = patched.__wrapped__, set(patched.module.modules())
         if mode not in (ONE_SIGN, PAIRED) or not self.layer_elements or self._forward.params.noise.has_factors:
             return run
@@ -214,8 +207,7 @@ class Patches:
         plan = Plan(self._forward, self._scratch, [*owners, *of_layers], 2 if mode == PAIRED else 1)
         if sum(span.numel for span in plan.spans) > self.layer_elements:
             return run
-        ways = [of_modules[owner.module].ways for owner in owners]
-        ways += [one.ways for one in layers]
+        ways = [*(of_modules[owner.module].ways for owner in owners), *(one.ways for one in layers)]
         return partial(self._run_layer, plan, ways, mode, run)
 
     def _run_layer(self, plan: Plan, ways: list[list[Way]], mode: int, run: Way, *args: Any, **kwargs: Any) -> Any:

@@ -64,14 +64,6 @@ class ScratchBuffer:
     def __init__(self) -> None:
         self.memory, self.used = torch.empty(0, dtype=torch.uint8), 0
 
-    def take(self, size: int, device: torch.device) -> int:
-        """Let this many bytes more be used; return where they begin."""
-        start = self.used
-        self.used += -(-size // CACHE_LINE) * CACHE_LINE
-        if self.memory.numel() < self.used or self.memory.device != device:
-            self.memory = torch.empty(self.used, dtype=torch.uint8, device=device)
-        return start
-
 
 class Plan:
     """The perturbed and the rounded copies of the parameters of modules that are written together, made once.
@@ -106,8 +98,11 @@ class Plan:
 
     def write(self) -> None:
         """Write the copies as each sign sees them."""
-        start, place = self._scratch.take(self._bytes, self._device), self._place
-        if place is None or place[0] is not self._scratch.memory or place[1] != start:
+        scratch, start, place = self._scratch, self._scratch.used, self._place
+        scratch.used += -(-self._bytes // CACHE_LINE) * CACHE_LINE
+        if scratch.memory.numel() < scratch.used or scratch.memory.device != self._device:
+            scratch.memory = torch.empty(scratch.used, dtype=torch.uint8, device=self._device)
+        if place is None or place[0] is not scratch.memory or place[1] != start:
             self._lay_out(start)
         for span, outs in self._perturbed:
             perturbation = self._forward.perturbation
@@ -117,7 +112,6 @@ class Plan:
             out.copy_(p.data)
 
     def _lay_out(self, start: int) -> None:
-        """Place the copies in the scratch buffer."""
         self._place, signs = (self._scratch.memory, start), self._signs
         buffer, begin = self._scratch.memory[start : start + self._bytes].view(self._dtype), 0
         tensors, copied = dict[str, Tensor](), dict[nn.Parameter, Tensor]()

@@ -37,16 +37,6 @@ def mapped_files() -> list[tuple[int, int, int, str]]:
     return [(int(first, 16), int(last, 16), int(offset, 16), path) for (first, last), offset, path in private]
 
 
-def release_mapped_pages(address: int, size: int, mapped: list[tuple[int, int, int, str]]) -> None:
-    """Release the memory of a part of one of the mapped files, `size` bytes at `address`; ignore other memory.
-
-    A checkpoint is mapped as a whole, and its pages stay in memory while any tensor of it is in use. Written ones have
-    been copied. Only whole pages inside the part are released; to read them again reads the file.
-    """
-    if any(low <= address and address + size <= high for low, high, *_ in mapped):
-        give_pages_back(address, size)
-
-
 def give_pages_back(address: int, size: int) -> None:
     """Release the memory of the whole pages in a part of a file that is mapped, and that nothing has written to."""
     first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -54,10 +44,16 @@ def give_pages_back(address: int, size: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
-def release_file_pages(tensor: Any) -> None:
-    """Release the memory of a tensor of a mapped checkpoint that has been converted, if it is one of 64 kB or more."""
+def release_file_pages(tensor: Any, mapped: list[tuple[int, int, int, str]] | None = None) -> None:
+    """Release the memory of a tensor of a mapped checkpoint that has been copied, if it is one of 64 kB or more.
+
+    A checkpoint is mapped as a whole, and its pages stay in memory while any tensor of it is in use. Only whole pages
+    inside the tensor are released; to read them again reads the file. `mapped` is what `mapped_files` returned.
+    """
     if tensor.device.type == "cpu" and tensor.nbytes >= 1 << 16 and tensor.is_contiguous():
-        release_mapped_pages(tensor.data_ptr(), tensor.nbytes, mapped_files())
+        first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        if any(low <= first and last <= high for low, high, *_ in (mapped_files() if mapped is None else mapped)):
+            give_pages_back(first, tensor.nbytes)
 
 
 def free_memory() -> int:

@@ -18,11 +18,10 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, A
 
     Outside the main thread, where handlers cannot be set, they stay.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in signals} if is_main else {}
-    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
-    for number in before:
-        signal.signal(number, handler)
+    before: dict[signal.Signals, Any] = {}
+    for number in signals if threading.current_thread() is threading.main_thread() else ():
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            before[number] = signal.signal(number, handler)
     try:
         yield
     finally:

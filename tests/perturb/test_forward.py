@@ -83,7 +83,7 @@ def test_with_one_expert_all_of_them_are_trained() -> None:
     left = forward.select_reachable(lambda: model(torch.zeros(1, 4)))
     assert left == ["unused.weight", "unused.bias", "dead.weight", "dead.bias"]
     assert list(forward.params.tensors) == [name for name in everything if name not in left]
-    assert forward.supports_paired_forward
+    assert not forward.reach.outside
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "rademacher"])

@@ -66,7 +66,7 @@ def test_a_replay_of_many_steps_has_the_bits_of_one_term_at_a_time(
         of_step = [(Direction(3, step, sample), 1e-3 * (sample - 1)) for sample in range(samples)]
         terms += of_step
         decays += [0.999, *[1.0] * (samples - 1)]
-        for span in one_by_one.blocks():
+        for span in one_by_one.blocks(one_by_one.noise.block):
             theta = one_by_one.load(span)
             for i, term in enumerate(of_step):
                 one_by_one.noise.update_(span, theta, [term], [1.0 if i else 0.999], decay_in_float64=True)

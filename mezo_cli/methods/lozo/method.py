@@ -61,9 +61,8 @@ class LowRankSgd(BlockUpdate):
 
     def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
         """Rebuild what a running quantile of |g| is taken of."""
-        for some in self.passes(records):
-            for record in some:
-                self.estimator.gradients(record)
+        for (record,) in self.passes(records):
+            self.estimator.gradients(record)
 
     def plan(self, params: "Params", record: StepRecord) -> "Callable[[Span], Tensor]":
         """Return what computes (lr / r) S V^T of a span."""
@@ -116,31 +115,26 @@ class LowRankMomentum(LowRankSgd):
 
     def rebuild(self, params: "Params", records: list[StepRecord]) -> None:
         """Rebuild the momentum, for which every U is drawn again."""
-        for some in self.passes(records):
-            for record in some:
-                self.sides(params, record)
+        for (record,) in self.passes(records):
+            self.sides(params, record)
 
     def sides(self, params: "Params", record: StepRecord) -> "dict[str, Tensor]":
         """Return the momentum, after the update of it."""
         step, new, config = record[0], super().sides(params, record), self.estimator.config
-        if step and step % config.interval == 0:
-            self._project(params, step)
+        noise: Any = params.noise
+        if step and step % config.interval == 0:  # N <- N V_old^T V_new / n
+            for name, p in params.tensors.items():
+                if noise.is_matrix(p.shape):
+                    moving = self._momentum[name]
+                    at = (Direction(self.estimator.seed, step - 1), Direction(self.estimator.seed, step))
+                    sides = (noise.right(direction, name, tuple(p.shape), moving.device) for direction in at)
+                    self._momentum[name] = project(moving, *sides)
         beta, weight = to_float32(config.beta), to_float32(1 - config.beta)
         for name, estimate in new.items():
             old = self._momentum.get(name)
             decayed = 0.0 if old is None else old.to(estimate.device) * beta
             self._momentum[name] = estimate * weight + decayed
         return self._momentum
-
-    def _project(self, params: "Params", step: int) -> None:
-        """Apply N <- N V_old^T V_new / n to every matrix."""
-        noise: Any = params.noise
-        for name, p in params.tensors.items():
-            if noise.is_matrix(p.shape):
-                old = self._momentum[name]
-                at = (Direction(self.estimator.seed, step - 1), Direction(self.estimator.seed, step))
-                sides = (noise.right(direction, name, tuple(p.shape), old.device) for direction in at)
-                self._momentum[name] = project(old, *sides)
 
 
 class Lozo(Mezo):

@@ -75,8 +75,7 @@ class LowRankNoise(NoiseByTensor):
         computed = compute_device(device)
         factors = self.factors(direction, piece.name, piece.shape, computed)
         if factors is None:
-            stop = piece.start + piece.numel
-            z = self.base.z(direction, piece.name, piece.shape, computed, piece.start, stop)
+            z = self.base.z(direction, piece.name, piece.shape, computed, piece.start, piece.start + piece.numel)
         else:
             z = torch.empty(piece.numel, device=computed)
             write_product(factors, piece.start, z)

@@ -67,9 +67,7 @@ class Kernel:
 
     def find(self, *tensors: Tensor) -> Function:
         """Return the compiled function, or the eager one while there is none."""
-        if _eager():
-            return self.function
-        return self.compiled.get(self._key(*tensors), self.function)
+        return self.function if _eager() else self.compiled.get(self._key(*tensors), self.function)
 
     def _prepare(self, *tensors: Tensor) -> None:
         """Compile the function, and compare it with the eager one on a few tiles; if that fails, say so in the log."""

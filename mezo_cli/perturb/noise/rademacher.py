@@ -22,6 +22,5 @@ def coefficient(c: float, device: torch.device) -> Tensor:
 
 
 KERNELS = make_kernels(draw, per_word=32, max_tiles=1024, native="rademacher")
-rademacher_noise = partial(
-    CounterNoise, "rademacher", KERNELS, coefficient
-)  # makes the noise: z is +1 or -1, each with probability 1/2
+# Makes the noise: z is +1 or -1, each with probability 1/2.
+rademacher_noise = partial(CounterNoise, "rademacher", KERNELS, coefficient)

@@ -82,7 +82,6 @@ def compile_kernel(noise: str, operation: str, tile: int, arrays: tuple[Tensor, 
 
 @cache
 def _library(name: str) -> ctypes.CDLL:
-    """Compile the source for an instruction set, or take what was compiled before, and load it."""
     compiler = shlex.split(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
     command = [*compiler, "-std=c++17", "-O3", "-w", "-shared", "-fPIC", *OPENMP, *FLAGS[name]]
     digest = hashlib.sha256("\0".join([platform.machine(), *command, SOURCE.read_text()]).encode()).hexdigest()
