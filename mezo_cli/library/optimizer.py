@@ -103,7 +103,14 @@ class MezoOptimizer(torch.optim.Optimizer):
             lr=lr, eps=eps, weight_decay=weight_decay, momentum=momentum, betas=betas, samples=samples,
             sample_schedule=sample_schedule, total_steps=total_steps, noise=noise, seed=seed,
         )  # fmt: skip
-        _check_dtypes(groups)
+        tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
+        first = next(iter(tensors))
+        for name, p in tensors.items():
+            if p.dtype not in DTYPES:
+                raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of {join(map(str, DTYPES))}")
+            if p.dtype != tensors[first].dtype:
+                why = "one optimizer tunes tensors of one dtype: convert the model, or tune a part of it"
+                raise UserError(f"params: {name} is {p.dtype} and {first} is {tensors[first].dtype}; {why}")
         super().__init__(groups, {"lr": settings.lr, "weight_decay": settings.weight_decay})
         base_lr = _base_lr(self.param_groups)
         for group in self.param_groups:
@@ -117,11 +124,9 @@ class MezoOptimizer(torch.optim.Optimizer):
         self._writer: Writer | None = None
         self._recorded: list[dict[str, Any]] = []  # the groups as the trajectory has them
         self._started = False
-        of_groups = [group["names"] for group in groups]
-        names = {name for of_group in of_groups for name in of_group}
-        self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=names), rounds=False)
-        self._updates = Updates(self.forward.params, of_groups, settings)
-        owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+        self.forward = PerturbedForward(model, Params(model, make_noise(noise), names=tensors), rounds=False)
+        self._updates = Updates(self.forward.params, [group["names"] for group in groups], settings)
+        owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in tensors}
         self._places = {name: (owner._parameters, name.rpartition(".")[2]) for name, owner in owners.items()}
         self._addresses = {name: p.data_ptr() for name, p in self.forward.params.tensors.items()}
 
@@ -152,15 +157,22 @@ class MezoOptimizer(torch.optim.Optimizer):
 
         Args, errors and result are those of `step`.
         """
-        self._check_addresses()
+        for name, p in self.forward.params.tensors.items():
+            owner, key = self._places[name]
+            stays = p.data_ptr() == self._addresses[name] and p.dtype == self.forward.compute_dtype
+            if owner.get(key) is not p or not stays:  # an update would not reach the model
+                raise UserError(
+                    f"{name} was moved since the optimizer was made (by model.to(), load_state_dict(assign=True) or "
+                    "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to continue"
+                )
         for number, group in enumerate(self.param_groups):  # schedulers, load_state_dict and the user write in them
             rates = {name: float(v) if isinstance(v := group[name], Tensor) else v for name in ("lr", "weight_decay")}
             validate(StepSettings, {"name": "mezo", **rates}, f"param_groups[{number}].")
         with in_eval_mode(self._model):
             if not self._started:
                 self._start(closure)
-            n, seed = self._updates.samples(self.steps), self.settings.seed
-            directions = [Direction(seed, self.steps, sample) for sample in range(n)]
+            samples = range(self._updates.samples(self.steps))
+            directions = [Direction(self.settings.seed, self.steps, sample) for sample in samples]
             losses = partial(self.forward.forward_per_sign, lambda: to_tensor(closure()))
             results = spsa(self.forward, losses, directions, self.settings.eps)
         plus, minus, grads = zip(*results, strict=True)
@@ -176,7 +188,12 @@ class MezoOptimizer(torch.optim.Optimizer):
         assert self.result is not None
         groups = self._groups_at(_base_lr(self.param_groups))
         if self._path is not None:
-            self._record(self.result, groups)
+            if self._writer is None:
+                header = make_header(self._model, self.forward.params, groups, self.settings)
+                self._writer, self._recorded = open_writer(self._path, header, self.steps), groups
+            if groups != self._recorded:
+                raise UserError(f"{self._path}: weight_decay and the ratios of the groups' lr must stay as they began")
+            self._writer.append(self.steps, self.result.recorded, self.result.lr)
         self._updates.apply(groups, [(self.steps, self.result.recorded, self.result.lr)])
         self.steps += 1
 
@@ -254,17 +271,6 @@ class MezoOptimizer(torch.optim.Optimizer):
             log.warning("MezoOptimizer: read outside their modules, so perturbed in place: %s", join(self.uncovered))
         self._started = True
 
-    def _check_addresses(self) -> None:
-        """Refuse to continue where an update would not reach the model: its weights are in other memory now."""
-        for name, p in self.forward.params.tensors.items():
-            owner, key = self._places[name]
-            stays = p.data_ptr() == self._addresses[name] and p.dtype == self.forward.compute_dtype
-            if owner.get(key) is not p or not stays:
-                raise UserError(
-                    f"{name} was moved since the optimizer was made (by model.to(), load_state_dict(assign=True) or "
-                    "another MezoOptimizer): make the optimizer after it, and load this one's state_dict to continue"
-                )
-
     def _groups_at(self, base_lr: float) -> list[dict[str, Any]]:
         """Return the groups as the trajectory has them: `names` of tuned tensors, `lr_ratio`, `weight_decay`."""
         tuned = self.forward.params.tensors
@@ -276,16 +282,6 @@ class MezoOptimizer(torch.optim.Optimizer):
             names = [name for name in group["names"] if name in tuned]
             groups.append({"names": names, "lr_ratio": ratio, "weight_decay": float(group["weight_decay"])})
         return groups
-
-    def _record(self, result: MezoResult, groups: list[dict[str, Any]]) -> None:
-        """Append the step to the trajectory file."""
-        assert self._path is not None
-        if self._writer is None:
-            header = make_header(self._model, self.forward.params, groups, self.settings)
-            self._writer, self._recorded = open_writer(self._path, header, self.steps), groups
-        if groups != self._recorded:
-            raise UserError(f"{self._path}: weight_decay and the ratios of the groups' lr must stay as they began")
-        self._writer.append(self.steps, result.recorded, result.lr)
 
 
 @contextmanager
@@ -299,18 +295,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 def _base_lr(groups: list[dict[str, Any]]) -> float:
     """Return the learning rate that the trajectory stores for a step: the first group's that is not 0."""
     return next((float(group["lr"]) for group in groups if group["lr"]), 0.0)
-
-
-def _check_dtypes(groups: list[dict[str, Any]]) -> None:
-    """Check that the groups' tensors have one dtype, in which they can be tuned."""
-    tensors = {name: p for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
-    first = next(iter(tensors))
-    for name, p in tensors.items():
-        if p.dtype not in DTYPES:
-            raise UserError(f"params: {name} is {p.dtype}; MezoOptimizer tunes tensors of {join(map(str, DTYPES))}")
-        if p.dtype != tensors[first].dtype:
-            why = "one optimizer tunes tensors of one dtype: convert the model, or tune a part of it"
-            raise UserError(f"params: {name} is {p.dtype} and {first} is {tensors[first].dtype}; {why}")
 
 
 # --- the first step: what the loss depends on ---

@@ -42,9 +42,9 @@ class StepSettings(OptimizerConfig):
 
     def method_settings(self) -> dict[str, Any]:
         """Return what a state dict and a trajectory say of the method, as JSON has it; empty for MeZO itself."""
-        is_plain = self.method == "mezo" and self.sample_schedule == "constant"
-        values = {name: getattr(self, name) for name in METHOD} | {"betas": self.betas and list(self.betas)}
-        return {} if is_plain else values
+        if self.method == "mezo" and self.sample_schedule == "constant":
+            return {}
+        return {name: getattr(self, name) for name in METHOD} | {"betas": self.betas and list(self.betas)}
 
 
 def check_settings(**values: Any) -> StepSettings:
@@ -74,8 +74,10 @@ def to_groups(model: nn.Module, params: ParamsArgument) -> list[dict[str, Any]]:
             tensors; or dicts with `params` (one of these) and the group's `lr` and `weight_decay`.
     """
     if not isinstance(model, nn.Module):
-        what = "the model, an nn.Module, whose names z depends on"
-        raise UserError(f"MezoOptimizer(model, ...) takes {what}; not a {type(model).__name__}")
+        raise UserError(
+            "MezoOptimizer(model, ...) takes the model, an nn.Module, whose names z depends on; not a "
+            f"{type(model).__name__}"
+        )
     one = params is None or callable(params) or isinstance(params, str | Tensor) or not isinstance(params, Iterable)
     entries: list[Any] = [params] if one or isinstance(params, Mapping) else list(cast("Iterable[Any]", params))
     if not any(isinstance(entry, Mapping) for entry in entries):
@@ -112,9 +114,9 @@ def _select(model: nn.Module, what: Any) -> dict[str, nn.Parameter]:
     for one in [what] if isinstance(what, str | Tensor) or not isinstance(what, Iterable) else what:
         name = one if isinstance(one, str) else by_id.get(id(one))
         if name not in named:
-            if not isinstance(one, str):
-                raise UserError(f"params: give names or tensors of the model, not another {type(one).__name__}")
-            raise UserError(f"params: the model has no parameter {one}{did_you_mean(one, named)}")
+            if isinstance(one, str):
+                raise UserError(f"params: the model has no parameter {one}{did_you_mean(one, named)}")
+            raise UserError(f"params: give names or tensors of the model, not another {type(one).__name__}")
         if not named[name].requires_grad:
             raise UserError(f"params: {name} is frozen (requires_grad=False)")
         chosen[name] = named[name]

@@ -55,7 +55,7 @@ class MezoTrainer(Trainer):
                 "before Python starts, or import mezo_cli before torch"
             )
         self._micro_batches: list[Batch] = []
-        self._scales = False  # whether a micro-batch's loss is divided by the number of items of the whole step
+        self._scales: bool | None = False  # whether a loss is divided by the number of items of the whole step
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Make the `MezoOptimizer`, and keep accelerate from wrapping the model for gradients."""
@@ -65,22 +65,18 @@ class MezoTrainer(Trainer):
                 for tensor in (*self.model.parameters(), *self.model.buffers()):
                     torch.distributed.broadcast(tensor.data, 0)
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
-            settings = {"params": self._groups(self.model), **self.mezo}
+            settings: dict[str, Any] = {"params": None, **self.mezo}
+            if self.args.weight_decay and "params" not in self.mezo:  # the Trainer's groups, with it and without
+                names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+                decaying = set(self.get_decay_parameter_names(self.model))
+                groups: list[dict[str, Any]] = [{"params": [name for name in names if name in decaying]}]
+                groups += [{"params": [name for name in names if name not in decaying], "weight_decay": 0.0}]
+                settings["params"] = [group for group in groups if group["params"]]
             if not self.is_world_process_zero():
                 settings.pop("trajectory", None)
             of_arguments = {name: getattr(self.args, field) for name, field in FROM_ARGS.items()}
             self.optimizer = TwoPartOptimizer(self.model, **settings, **of_arguments)
         return self.optimizer
-
-    def _groups(self, model: nn.Module) -> list[dict[str, Any]] | None:
-        """Return the Trainer's groups, with and without weight decay; None where there is no weight decay."""
-        if not self.args.weight_decay:
-            return None
-        names = [name for name, p in model.named_parameters() if p.requires_grad]
-        decaying = set(self.get_decay_parameter_names(model))
-        groups: list[dict[str, Any]] = [{"params": [name for name in names if name in decaying]}]
-        groups += [{"params": [name for name in names if name not in decaying], "weight_decay": 0.0}]
-        return [group for group in groups if group["params"]]
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Keep a micro-batch; at the last one of a step compute the losses, before the Trainer's `optimizer.step()`."""
@@ -93,7 +89,11 @@ class MezoTrainer(Trainer):
         batches, self._micro_batches = self._micro_batches, []
         is_first = self.optimizer.result is None
         if is_first and num_items_in_batch is not None:
-            self._scales = self._divides_by_items(model, batches[0], num_items_in_batch)
+            self._scales = getattr(self, "loss_is_scaled_for_ga", None)
+            if self._scales is None:  # the Trainer goes by the signature; a classifier ignores the argument that it has
+                with torch.no_grad(), in_eval_mode(model):
+                    ones = (self._loss(model, dict(batches[0]), times * num_items_in_batch) for times in (1, 2))
+                    self._scales = not torch.equal(*ones)
         num_items = num_items_in_batch if self._scales else None
 
         def closure() -> Tensor:
@@ -107,8 +107,9 @@ class MezoTrainer(Trainer):
             lists: list[Any] = [None] * self.args.world_size
             torch.distributed.all_gather_object(lists, self.optimizer.unreachable)
             for name in set().union(*lists).difference(set(lists[0]).intersection(*lists)):
-                why = "is in the graph of the loss in some processes alone: choose mezo={'params': ...}"
-                raise UserError(f"{name} {why}")
+                raise UserError(
+                    f"{name} is in the graph of the loss in some processes alone: choose mezo={{'params': ...}}"
+                )
         return torch.tensor(loss, device=self.args.device)
 
     def _loss(self, model: nn.Module, batch: Batch, num_items: Tensor | int | None) -> Tensor:
@@ -120,19 +121,6 @@ class MezoTrainer(Trainer):
         with self.compute_loss_context_manager():
             loss = cast("Tensor", self.compute_loss(model, batch, num_items_in_batch=num_items))
         return loss / self.current_gradient_accumulation_steps if num_items is None else loss
-
-    def _divides_by_items(self, model: nn.Module, batch: Batch, num_items: Tensor | int) -> bool:
-        """Return whether the loss depends on `num_items`.
-
-        The Trainer goes by the signature. A classifier takes the argument and ignores it: the Trainer would then add up
-        the means of the micro-batches.
-        """
-        by_trainer: bool | None = getattr(self, "loss_is_scaled_for_ga", None)
-        if by_trainer is not None:
-            return by_trainer
-        with torch.no_grad(), in_eval_mode(model):
-            once, twice = (self._loss(model, dict(batch), times * num_items) for times in (1, 2))
-        return not torch.equal(once, twice)
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Do nothing: there are no gradients."""
