@@ -24,7 +24,6 @@ from mezo_cli.config.schema import ModelConfig
 from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, weight_files
-from mezo_cli.models.dtypes import DTYPES
 from mezo_cli.models.quantized import quantize_layers
 from mezo_cli.models.quantized_files import map_quantized
 from mezo_cli.models.stored_tensors import check_stored, dtype_of_files
@@ -35,6 +34,7 @@ from mezo_cli.process.memory import release_file_pages
 
 log = logging.getLogger("mezo")
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed
 DEVICES = "allowed: auto, cpu, cuda, cuda:N, mps"
 
@@ -181,6 +181,21 @@ def pick_device(name: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("model.device=mps: this machine has no MPS device")
     return device
+
+
+def has_fast_float16(device: torch.device) -> bool:
+    """Return whether products in float16 are as fast as in bfloat16: on a GPU, and on the CPUs that have them.
+
+    Elsewhere torch takes some 200 times as long.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (7, 0)
+    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def worth_measuring(device: torch.device, of_run: str) -> list[str]:
+    """Return the dtypes of forwards that are compared with a run's own: not a float16 that is slow."""
+    return [name for name in DTYPES if name != "float16" or name == of_run or has_fast_float16(device)]
 
 
 def resolved(config: ModelConfig) -> ModelConfig:
