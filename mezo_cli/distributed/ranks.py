@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from mezo_cli.config.schema import Config
 from mezo_cli.distributed.launch import Launch, read_launch
@@ -168,11 +168,9 @@ class Ranks:
                     )
 
     def _await(self, key: str, rank: int) -> str:
-        """Return the value of a key that another rank sets."""
         if self._missing([key], self.timeout, reported=True):
             raise RankLost(f"rank {rank} did not answer within distributed.timeout={self.timeout:g} s")
-        value: bytes = self._call(self._store.get, key)
-        return value.decode()
+        return cast("str", self._call(self._store.get, key).decode())
 
     def _missing(self, keys: Sequence[str], seconds: float, reported: bool = False) -> list[str]:
         """Wait until all keys are set; return those that are not by then. `reported`: raise what others report."""
@@ -233,7 +231,6 @@ class Ranks:
         raise UserError(text) if error["by_user"] else RunFailed(text)
 
     def _others(self, what: str) -> list[str]:
-        """Return the key of that name of every other rank."""
         return [f"{what}/{rank}" for rank in range(self.size) if rank != self.rank]
 
     def _lost(self, error: RuntimeError) -> Exception:

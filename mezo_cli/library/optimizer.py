@@ -261,7 +261,8 @@ class MezoOptimizer(torch.optim.Optimizer):
         with unwatched, self.forward.perturbed(direction, self.settings.eps, (1,)), reads:
             closure()
         self.uncovered = [name for name in params.tensors if name in reads.names_read]
-        self.forward.perturb_whole(self.uncovered)
+        self.forward.reach.outside = list(self.uncovered)
+        self.forward.patches.reset()
         self._updates.keep(params.tensors)
         if self.unreachable:
             left = len(self.unreachable) - NAMES_SHOWN

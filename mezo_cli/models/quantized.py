@@ -81,14 +81,6 @@ class QuantizedLinear(nn.Linear):
             torch.mm(flat, part.t(), out=out.view(-1, self.out_features)[:, rows])
         return out
 
-    def transposed_product(self, grad: Tensor) -> Tensor:
-        """Return grad weight: [..., out] -> [..., in]."""
-        flat = grad.reshape(-1, self.out_features)
-        out = grad.new_zeros(len(flat), self.in_features)
-        for rows, part in self._parts(grad.dtype):
-            out.addmm_(flat[:, rows], part)
-        return out.view(*grad.shape[:-1], self.in_features)
-
     def _parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yield the dequantised weight by rows; each part is valid until the next one."""
         elements = ELEMENTS.get(self.bits.device.type, ELEMENTS_ELSEWHERE)
@@ -128,7 +120,12 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.layer.transposed_product(grad), None
+        layer = ctx.layer
+        flat = grad.reshape(-1, layer.out_features)
+        out = grad.new_zeros(len(flat), layer.in_features)
+        for rows, part in layer._parts(grad.dtype):
+            out.addmm_(flat[:, rows], part)
+        return out.view(*grad.shape[:-1], layer.in_features), None
 
 
 # Memory of float32, one for all layers, which run one after another. malloc would take new memory for each layer, as
@@ -168,7 +165,6 @@ def _quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dequantize_blocks(codes: Tensor, scale: Tensor, rows: slice, columns: int) -> Tensor:
-    """Return rows of the weight, float32 [rows, columns]."""
     from bitsandbytes import functional
 
     first, last = rows.start * columns, rows.stop * columns

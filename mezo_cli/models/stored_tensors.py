@@ -40,8 +40,9 @@ def check_stored(files: Iterable[Path], unused: Iterable[str], model: Any, path:
     buffers of old files, which are logged.
     """
     names, modules = sorted(unused), dict(model.named_modules())
+    body = f"{model.base_model_prefix}."  # before the names of a file of the body alone
     for name in names:
-        for full in (name, _with_body(model, name)):
+        for full in (name, f"{body}{name}"):
             owner = modules.get(full.rpartition(".")[0])
             # It may be a former buffer in a module that is made of modules alone (GPT-2's attn.bias).
             had_buffers = owner is not None and list(owner.children()) and not list(owner.parameters(recurse=False))
@@ -56,9 +57,10 @@ def check_stored(files: Iterable[Path], unused: Iterable[str], model: Any, path:
     for file in files:
         for name, dtype in _read_dtypes(file):
             modern = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-            if dtype not in FLOATS and parameters & {modern, _with_body(model, modern)}:
-                allowed = ", ".join(FLOATS)
-                raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; allowed are {allowed}")
+            if dtype not in FLOATS and parameters & {modern, f"{body}{modern}"}:
+                raise UserError(
+                    f"model.path={path}: {file.name} stores {name} as {dtype}; allowed are {', '.join(FLOATS)}"
+                )
 
 
 def dtype_of_files(files: Iterable[Path]) -> torch.dtype:
@@ -71,13 +73,7 @@ def dtype_of_files(files: Iterable[Path]) -> torch.dtype:
     return halves.get(names.pop(), torch.float32) if len(names) == 1 else torch.float32
 
 
-def _with_body(model: Any, name: str) -> str:
-    """Return the name in the whole model of a tensor that a file of the body alone names."""
-    return f"{model.base_model_prefix}.{name}"
-
-
 def _read_dtypes(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, dtype) of each tensor of a safetensors file."""
     with safetensors.safe_open(file, "pt") as opened:
         for name in opened.keys():  # noqa: SIM118 (it is not a dict)
             yield name, opened.get_slice(name).get_dtype()

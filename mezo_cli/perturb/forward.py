@@ -185,11 +185,6 @@ class PerturbedForward:
         self.patches.reset()
         return unreachable
 
-    def perturb_whole(self, names: Sequence[str]) -> None:
-        """Perturb these tensors in place for each sign, and put their bits back: a module reads them from another."""
-        self.reach.outside = list(names)
-        self.patches.reset()
-
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.
 

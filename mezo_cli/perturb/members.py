@@ -130,7 +130,6 @@ class Population:
         return linears and not inner and not reach.outside
 
     def _owners(self) -> list[Any]:
-        """Return the modules that own trainable tensors."""
         names, tensors, patches = self._forward.reach.names, self._forward.params.tensors, self._forward.patches
         return [m for m in patches.modules if any(names[id(p)] in tensors for p in own_parameters(m).values())]
 

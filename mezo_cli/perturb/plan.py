@@ -117,7 +117,6 @@ class Plan:
             out.copy_(p.data)
 
     def _lay_out(self, start: int) -> None:
-        """Place the copies in the scratch buffer."""
         self._place, signs = (self._scratch.memory, start), self._signs
         buffer, begin = self._scratch.memory[start : start + self._bytes].view(self._dtype), 0
         tensors, copied = dict[str, Tensor](), dict[nn.Parameter, Tensor]()

@@ -124,23 +124,18 @@ class LowRankMomentum(LowRankSgd):
         """Return the momentum, after the update of it."""
         step, new, config = record[0], super().sides(params, record), self.estimator.config
         if step and step % config.interval == 0:
-            self._project(params, step)
+            noise: Any = params.noise
+            for name, p in params.tensors.items():
+                if noise.is_matrix(p.shape):
+                    old = self._momentum[name]
+                    at = (Direction(self.estimator.seed, step - 1), Direction(self.estimator.seed, step))
+                    sides = (noise.right(direction, name, tuple(p.shape), old.device) for direction in at)
+                    self._momentum[name] = project(old, *sides)
         beta, weight = to_float32(config.beta), to_float32(1 - config.beta)
         for name, estimate in new.items():
-            old = self._momentum.get(name)
-            decayed = 0.0 if old is None else old.to(estimate.device) * beta
+            decayed = self._momentum[name].to(estimate.device) * beta if name in self._momentum else 0.0
             self._momentum[name] = estimate * weight + decayed
         return self._momentum
-
-    def _project(self, params: "Params", step: int) -> None:
-        """Apply N <- N V_old^T V_new / n to every matrix."""
-        noise: Any = params.noise
-        for name, p in params.tensors.items():
-            if noise.is_matrix(p.shape):
-                old = self._momentum[name]
-                at = (Direction(self.estimator.seed, step - 1), Direction(self.estimator.seed, step))
-                sides = (noise.right(direction, name, tuple(p.shape), old.device) for direction in at)
-                self._momentum[name] = project(old, *sides)
 
 
 class Lozo(Mezo):

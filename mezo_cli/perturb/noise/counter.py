@@ -156,7 +156,6 @@ class CounterNoise:
             stored.copy_(theta)
 
     def _inputs(self, part: Span, term: tuple[Direction, float]) -> tuple[Tensor, ...]:
-        """Return what an update's kernel draws c z from."""
         (direction, coefficient), device = term, part.segment.device
         of_direction = self._directions(direction.step, direction.sample, device)
         return part.tiles, part.keys(direction.seed), of_direction, self._scaled(coefficient, device)
@@ -185,7 +184,6 @@ class CounterNoise:
         return cz[:count]
 
     def _call_size(self, device: torch.device) -> int:
-        """Return how many elements one call of a kernel should process."""
         return call_size(self._kernels.max_tiles * self.tile, device)
 
 
