@@ -124,11 +124,17 @@ class Scales(PeftMethod):
 
     def insert(self, loaded: "LoadedModel", name: str) -> Any:
         """Give each quantised layer its factors; the library has no such method."""
-        from mezo_cli.models.quantized import quantized_layers
+        import torch
+
+        from mezo_cli.models.quantized import RowFactors, quantized_layers
 
         wrapped = self.wrap(loaded, target_modules=NO_MATRICES)
         for layer in quantized_layers(loaded.model).values():
-            layer.add_factors(self.config.absolute)
+            if self.config.absolute:
+                layer.rows = RowFactors(layer.scale.flatten().clone())
+                layer.scale = torch.ones_like(layer.scale)  # the stored one may lie in a file
+            else:
+                layer.rows = RowFactors(layer.scale.new_ones(layer.out_features))
         return wrapped
 
 

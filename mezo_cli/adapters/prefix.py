@@ -83,7 +83,7 @@ class PrefixInput:
     """Passes a table of keys and values to every forward of a model's body.
 
     Args:
-        body: the module that `find_cached_forward` returned.
+        body: the innermost module that takes `past_key_values`.
         table: an embedding, [length, layers * 2 * heads * width], as `peft` stores a prefix.
         shape: layers, heads, width.
     """

@@ -24,7 +24,6 @@ def make_header(
     model: nn.Module, params: Params, groups: Sequence[Mapping[str, Any]], settings: StepSettings
 ) -> Header:
     """Return the header of the trajectory that starts from the model's weights as they are now."""
-    decays = any(group["weight_decay"] for group in groups)
     dtype, method = str(params.dtype).removeprefix("torch."), settings.method_settings()
     return Header(
         fingerprint=fingerprint(model),
@@ -37,7 +36,7 @@ def make_header(
         settings={"groups": [dict(group) for group in groups]} | ({"method": method} if method else {}),
         dtype=dtype,
         rounding=trajectory.ROUNDINGS[dtype],
-        decay="float64" if decays else None,
+        decay="float64" if any(group["weight_decay"] for group in groups) else None,
     )
 
 
@@ -90,8 +89,7 @@ def replay(model: nn.Module, path: str | os.PathLike[str], step: int | None = No
             raise UserError(f"{path}: {name} was trained in {header.dtype}; the model has it in {tensors[name].dtype}")
     params = Params(model, make_noise(header.noise), names={name for name, _ in header.tensors})
     check_fingerprint(model, header.fingerprint, path)
-    groups = header.settings["groups"]
-    method = header.settings.get("method", {})
+    groups, method = header.settings["groups"], header.settings.get("method", {})
     settings = check_settings(noise=header.noise, seed=header.seed, samples=header.samples, **method)
     updates = Updates(params, [group["names"] for group in groups], settings)
     updates.apply(groups, recorded.records(0, step))

@@ -51,12 +51,6 @@ class QuantizedLinear(nn.Linear):
         self.register_parameter("bias", linear.bias)
         self.rows: RowFactors | None = None
 
-    def add_factors(self, absolute: bool) -> None:
-        """Multiply each row by a trained factor, 1 at first; if `absolute` it is the scale, which is then 1 (int8)."""
-        self.rows = RowFactors(self.scale.flatten().clone() if absolute else self.scale.new_ones(self.out_features))
-        if absolute:
-            self.scale = torch.ones_like(self.scale)  # the stored one may lie in a file
-
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """A tensor of the weight's shape, dtype and device, which peft asks for, all NaN and without memory."""

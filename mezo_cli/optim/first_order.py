@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mezo_cli.perturb.forward import PerturbedForward
-    from mezo_cli.perturb.params import Params
 
 
 class FirstOrder(StatefulOptimizer):
@@ -55,7 +54,14 @@ class FirstOrder(StatefulOptimizer):
         import torch
 
         config, lr = self.config, learning_rate(self.config, step, self.steps)
-        optimizer = self._torch or self._begin(forward.params)
+        if self._torch is None:
+            self._names = {p: name for name, p in forward.params.tensors.items()}
+            self._torch = self.make(list(forward.params.tensors.values()))
+            for p, name in self._names.items():
+                of_p = {key.split(":", 1)[0]: v for key, v in self._loaded.items() if key.split(":", 1)[1] == name}
+                if of_p:  # torch keeps `step`, a count, on the CPU
+                    self._torch.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in of_p.items()}
+            self._loaded = {}
         limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
         losses = []
         with torch.enable_grad():
@@ -68,21 +74,11 @@ class FirstOrder(StatefulOptimizer):
         if not math.isfinite(value):
             norm = math.nan
         if math.isfinite(norm):  # else theta is left as it was, and the loop ends the run
-            for group in optimizer.param_groups:
+            for group in self._torch.param_groups:
                 group["lr"] = lr
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            self._torch.step()
+        self._torch.zero_grad(set_to_none=True)
         return StepResult(value, [], lr, {"grad_norm": norm})  # before clipping
-
-    def _begin(self, params: "Params") -> "torch.optim.Optimizer":
-        self._names = {p: name for name, p in params.tensors.items()}
-        self._torch = self.make(list(params.tensors.values()))
-        for p, name in self._names.items():
-            state = {key.split(":", 1)[0]: value for key, value in self._loaded.items() if key.split(":", 1)[1] == name}
-            if state:  # torch keeps `step`, a count, on the CPU
-                self._torch.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
-        self._loaded = {}
-        return self._torch
 
     def save_state(self, path: Path) -> None:
         """Write moments and counts as safetensors named `KIND:PARAMETER`; before any step, what was loaded."""

@@ -32,21 +32,19 @@ class Moment:
 
     def view(self, span: "Span") -> "Tensor":
         """Return the part for a span of theta, [span.numel], to be written in place."""
-        if span not in self._views:
-            self._views[span] = span.slice_of(self._segment(span.segment))
-        return self._views[span]
-
-    def _segment(self, segment: "Segment") -> "Tensor":
-        import torch
-
+        segment = span.segment
         if segment not in self._flat:
+            import torch
+
             flat = torch.zeros(segment.flat.shape, dtype=torch.float32, device=segment.flat.device)
             self._flat[segment] = flat
             for piece in segment.whole.pieces:
                 if piece.name in self._loaded:
                     loaded = self._loaded.pop(piece.name)[piece.start : piece.start + piece.numel]
                     flat[piece.offset : piece.offset + piece.numel] = loaded.to(flat.device)
-        return self._flat[segment]
+        if span not in self._views:
+            self._views[span] = span.slice_of(self._flat[segment])
+        return self._views[span]
 
     def load(self, tensors: "dict[str, Tensor]") -> None:
         """Take over what `tensors` returned."""
