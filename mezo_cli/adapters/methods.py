@@ -52,28 +52,22 @@ class Lora(PeftMethod):
             for path, module in model.named_modules()
             if isinstance(module, (nn.Linear, Conv1D)) and re.search(r"\.\d+\.", path)
         }
-        targets = self._targets(model, sorted({path.rpartition(".")[2] for path in matrices}), name)
-        if not targets:
+        names, below = sorted({path.rpartition(".")[2] for path in matrices}), r"\d+"
+        if config.targets == "query_value":  # by their names, wherever they are
+            names, below = next((list(pair) for pair in QUERY_VALUE if set(pair) <= set(names)), []), ""
+        if not names:
             method = f"peft={config.name} peft.targets={config.targets}"
             other = "; use peft.targets=attention_feed_forward" if matrices and config.targets == "query_value" else ""
             raise UserError(f"{name} is a model family that {method} does not support{other}")
+        if config.layers is not None:
+            top = range(first_trained_layer(model, config.layers, name), model.config.num_hidden_layers)
+            below = f"({'|'.join(map(str, top))})"
+        targets = rf".*\.{below}\.(.*\.)?({'|'.join(names)})" if below else names
         settings = {"r": config.r, "lora_alpha": config.alpha, "target_modules": targets}
         if config.head and not loaded.model_kind.has_classifier:
             settings["modules_to_save"] = head_modules(loaded)
         transposed = any(isinstance(matrix, Conv1D) for matrix in matrices.values())
         return self.wrap(loaded, fan_in_fan_out=transposed, **settings)
-
-    def _targets(self, model: Any, matrices: list[str], name: str) -> list[str] | str:
-        """Return the names of the matrices that get a LoRA, or a pattern of their paths; empty if there are none."""
-        if self.config.targets == "attention_feed_forward":
-            names, below = matrices, r"\d+"
-        else:
-            names = next((list(pair) for pair in QUERY_VALUE if set(pair) <= set(matrices)), [])
-            below = ""  # by their names, wherever they are
-        if names and self.config.layers is not None:
-            top = range(first_trained_layer(model, self.config.layers, name), model.config.num_hidden_layers)
-            below = f"({'|'.join(map(str, top))})"
-        return rf".*\.{below}\.(.*\.)?({'|'.join(names)})" if names and below else names
 
 
 class Head(PeftMethod):

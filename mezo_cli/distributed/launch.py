@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mezo_cli.errors import UserError, join
 
@@ -14,8 +14,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 WAIT_SECONDS = 10.0  # how long a rank that has failed waits for rank 0 to end
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """The environment of one rank: its number, from 0, of how many."""
 
     rank: int

@@ -200,7 +200,12 @@ class Ranks:
 
     def end_all(self, error: BaseException) -> NoReturn:
         """End the other ranks because of an error of this one: rank 0 says that it ends, another reports its error."""
-        status = _exit_status(error)
+        # The exit status that the command line gives to the error.
+        status = 2 if isinstance(error, (UserError, OSError)) and not isinstance(error, RunFailed) else 1
+        if isinstance(error, (RunStopped, KeyboardInterrupt)):
+            status = 130
+        elif isinstance(error, SystemExit) and isinstance(error.code, int):
+            status = error.code
         with suppress(RankLost):  # no other rank is left
             if self.is_first:
                 self._call(self._store.set, "end", str(status))
@@ -337,15 +342,6 @@ def _meet(launch: Launch) -> Any:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR:MASTER_PORT)"
         raise UserError(f"the {launch.size} ranks did not meet at {address}: {first_line(error)}") from error
     return dist.PrefixStore("mezo", store)  # torchrun has keys of its own in it
-
-
-def _exit_status(error: BaseException) -> int:
-    """Return the exit status that the command line gives to an error."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
-    if isinstance(error, (RunStopped, KeyboardInterrupt)):
-        return 130
-    return 2 if isinstance(error, (UserError, OSError)) and not isinstance(error, RunFailed) else 1
 
 
 def split_sizes(count: int, size: int) -> list[int]:

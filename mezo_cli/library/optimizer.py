@@ -186,7 +186,14 @@ class MezoOptimizer(torch.optim.Optimizer):
     def update(self) -> None:
         """Update the weights by what `estimate` has computed: the second half of a step."""
         assert self.result is not None
-        groups = self._groups_at(_base_lr(self.param_groups))
+        tuned, base_lr = self.forward.params.tensors, _base_lr(self.param_groups)
+        groups = []  # as the trajectory has them
+        for group in self.param_groups:
+            lr, ratio = float(group["lr"]), group["lr_ratio"]
+            if abs(lr - base_lr * ratio) > RATIO_TOLERANCE * abs(lr):
+                ratio = lr / base_lr  # which is only 0 if all are
+            names = [name for name in group["names"] if name in tuned]
+            groups.append({"names": names, "lr_ratio": ratio, "weight_decay": float(group["weight_decay"])})
         if self._path is not None:
             if self._writer is None:
                 header = make_header(self._model, self.forward.params, groups, self.settings)
@@ -271,18 +278,6 @@ class MezoOptimizer(torch.optim.Optimizer):
         if self.uncovered:
             log.warning("MezoOptimizer: read outside their modules, so perturbed in place: %s", join(self.uncovered))
         self._started = True
-
-    def _groups_at(self, base_lr: float) -> list[dict[str, Any]]:
-        """Return the groups as the trajectory has them: `names` of tuned tensors, `lr_ratio`, `weight_decay`."""
-        tuned = self.forward.params.tensors
-        groups = []
-        for group in self.param_groups:
-            lr, ratio = float(group["lr"]), group["lr_ratio"]
-            if abs(lr - base_lr * ratio) > RATIO_TOLERANCE * abs(lr):
-                ratio = lr / base_lr  # which is only 0 if all are
-            names = [name for name in group["names"] if name in tuned]
-            groups.append({"names": names, "lr_ratio": ratio, "weight_decay": float(group["weight_decay"])})
-        return groups
 
 
 @contextmanager
