@@ -381,7 +381,7 @@ def _words(source: Path | None, overrides: list[str] | None, config_dir: str | N
 
         words = with_settings_of(source, words, config_dir)
     if "task=own" in words:
-        from mezo_cli.diagnosis.propose_task import check_own_task
+        from mezo_cli.commands.own_task import check_own_task
 
         check_own_task(words, config_dir)
     return words

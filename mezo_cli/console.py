@@ -4,6 +4,7 @@ Text from data, file names, labels and errors is not trusted: a terminal never g
 never reads it as markup. Everything is printed by `print_line`, a `TextTable` or the log, which see to that.
 """
 
+import json
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,6 +30,7 @@ from mezo_cli.process.streams import discard_output
 
 log = logging.getLogger("mezo")
 
+Describe = Callable[[], Mapping[str, Any]]  # returns a document
 PROMPT_END = 60  # characters of a prompt that a line shows
 STEP_LINE = "step %*d/%d  %s"
 COMMAND = re.compile(r"(^next|:) +mezo \w")  # in a line that ends in a command
@@ -254,10 +256,8 @@ def make_console() -> Console:
 
     rich itself heeds NO_COLOR.
     """
-    if not sys.stdout.isatty():
-        return Console(width=1000, force_terminal=False)
-    terminal: Any = _Terminal(sys.stdout)
-    return Console(file=terminal) if is_live(sys.stdout) else Console(file=terminal, width=1000, force_terminal=False)
+    file: Any = _Terminal(sys.stdout) if sys.stdout.isatty() else None
+    return Console(file=file) if is_live(sys.stdout) else Console(file=file, width=1000, force_terminal=False)
 
 
 def make_error_console() -> Console:
@@ -279,7 +279,6 @@ class _TerminalHandler(RichHandler):
     """Log lines above the bar, broken between words; one that ends in a command is left whole, to be copied."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record; see logging."""
         if COMMAND.search(record.getMessage()):
             self.console.print(plain_text(self.format(record)), soft_wrap=True)
         else:
@@ -343,3 +342,20 @@ def announce(path: Path, quiet: bool) -> None:
         sys.stdout.flush()
     else:
         log.info("run    %s", relative_path(path))
+
+
+@contextmanager
+def json_at_end(wanted: bool) -> Iterator[dict[Path, Describe]]:
+    """Yield what takes a directory -> what returns its document, which is printed when the block ends.
+
+    It is printed also where the block ends with an error, but not where that came before there was a directory.
+    Everything else goes to standard error.
+    """
+    told, output = dict[Path, Describe](), sys.stdout
+    try:
+        with redirect_stdout(sys.stderr if wanted else output):
+            yield told
+    finally:
+        for path, describe in told.items():
+            if wanted and path.is_dir():
+                print_line(json.dumps(describe(), indent=2), output)

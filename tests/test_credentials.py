@@ -8,7 +8,7 @@ import pytest
 
 from mezo_cli.errors import without_credentials
 from mezo_cli.process.streams import logs_without_credentials
-from mezo_cli.runs.run import initial_info
+from mezo_cli.runs import Run
 from mezo_cli.sweep import record
 from tests.command_line import error_line, mezo
 
@@ -49,10 +49,11 @@ def test_the_hubs_address_in_lines_and_files(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_line_in_run_json_and_sweep_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_in_run_json_and_sweep_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     argv = ["mezo", "train", f"logger.project={URL}"]
     monkeypatch.setattr(sys, "argv", argv)
-    for stored in (initial_info("", argv)["argv"], record.new({Path("0"): []}, Path(), []).argv):
+    info = Run.create(tmp_path / "run", "", argv).info()
+    for stored in (info["argv"], record.new({Path("0"): []}, Path(), []).argv):
         assert stored == [*argv[:2], "logger.project=http://127.0.0.1:9"]
 
 

@@ -1,18 +1,15 @@
 """`mezo compare`: print a comparison of runs, or write it to a file."""
 
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from mezo_cli.commands.open_run import OUTPUTS, folders_or_outputs
-from mezo_cli.console import make_console, print_line, print_warning, training_output
+from mezo_cli.console import log, make_console, print_line, print_warning, training_output
 from mezo_cli.errors import UserError
 from mezo_cli.report import output
 from mezo_cli.report.paper import find_table
 from mezo_cli.report.tables import comparison
-
-log = logging.getLogger("mezo")
 
 
 def compare(folders: Sequence[Path], table: str | None, out: Path | None, as_json: bool) -> None:

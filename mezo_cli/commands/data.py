@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mezo_cli.commands.new_run import load_encoder
+from mezo_cli.commands.own_task import propose_command
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.console import TextTable, console_logging, make_console, make_error_console, make_table, print_line
-from mezo_cli.diagnosis.propose_task import propose_command
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
 
@@ -55,7 +55,6 @@ def data(overrides: Sequence[str], export: Path | None, words: bool, config_dir:
 
 
 def _show_labels(encoder: "ClassificationEncoder", named: Mapping[str, Sequence[Example]]) -> None:
-    """Print the rows per label, the words per row, and one prompt per label, decoded from its tokens."""
     labels = encoder.task.labels
     by_label, words = make_table("rows per label", *labels), make_table("words per row", *LENGTHS)
     for name, examples in named.items():
@@ -64,17 +63,14 @@ def _show_labels(encoder: "ClassificationEncoder", named: Mapping[str, Sequence[
         words.add_row(f"  {name}", *_lengths([sum(len(text.split()) for text in row.texts) for row in examples]))
     _print(by_label, words)
     print_line("prompts, as the model sees them:")
-    for index, label in enumerate(labels):
-        row = next((row for row in named["train"] if row.label == index), None)
-        if row is None:
-            continue
-        encoded = encoder.encode(row)
+    first = {row.label: row for row in reversed(named["train"])}  # of each label
+    for index in sorted(first):
+        encoded = encoder.encode(first[index])
         word = f" -> '{encoder.label_words[index]}'" if encoder.label_words else ""
-        print_line(f"  {encoder.decode(encoded)}   [{label}{word}; {len(encoded.input_ids)} tokens]")
+        print_line(f"  {encoder.decode(encoded)}   [{labels[index]}{word}; {len(encoded.input_ids)} tokens]")
 
 
 def _show_rows(encoder: "InputEncoder[Any]", named: Mapping[str, Sequence[Example]]) -> None:
-    """Print the sizes of rows that have no labels to count, and the first rows of train, decoded from their tokens."""
     rows = {name: encoder.encode_all(examples) for name, examples in named.items()}
     tables = [make_table(title, *LENGTHS) for title in encoder.sizes(rows["train"][0])]
     for title in ("rows", "cut"):
@@ -93,7 +89,6 @@ def _show_rows(encoder: "InputEncoder[Any]", named: Mapping[str, Sequence[Exampl
 
 
 def _lengths(lengths: Sequence[int]) -> list[str]:
-    """Return the minimum, median, 95th percentile and maximum of one or more lengths."""
     return [f"{n:g}" for n in (min(lengths), np.median(lengths), np.percentile(lengths, 95), max(lengths))]
 
 

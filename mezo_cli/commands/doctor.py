@@ -1,7 +1,6 @@
 """`mezo doctor`: check a setup before it is trained, in plain lines or as JSON."""
 
 import json
-import logging
 import sys
 import textwrap
 from collections import Counter
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from mezo_cli.config import compose
 from mezo_cli.config.schema import Config
-from mezo_cli.console import console_logging, make_console, print_line
+from mezo_cli.console import console_logging, log, make_console, print_line
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
@@ -22,8 +21,6 @@ from mezo_cli.runs import Run
 
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
     from mezo_cli.session.prepare import Prepared
-
-log = logging.getLogger("mezo")
 
 WIDTH = 80
 INDENT = 10  # of the text behind the verdict
@@ -46,8 +43,9 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
         prepared, loading = prepare_run(config)
         with prepared.session:
             sections = list(diagnose(prepared, loading, Deadline(seconds)))
+            found = Counter(finding.verdict for section in sections for finding in section.findings)
             if not as_json:
-                _show(prepared, loading, sections)
+                _show(prepared, loading, sections, found)
                 return
             document = {
                 "task": config.task.name,
@@ -56,16 +54,14 @@ def doctor(overrides: Sequence[str], seconds: float, as_json: bool, config_dir: 
                 "model": config.model.path,
                 "device": device_name(prepared.session.loaded.device),
                 "loading_seconds": round(loading, 3),
-                **{f"{verdict}s": _count(sections)[verdict] for verdict in (DOUBT, UNKNOWN, NOTE)},
+                **{f"{verdict}s": found[verdict] for verdict in (DOUBT, UNKNOWN, NOTE)},
                 "checks": [section.record() for section in sections],
             }
             print_line(json.dumps(document, indent=2))
 
 
-def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None:
-    """Print how many doubts there are, then the findings, those to look at first."""
+def _show(prepared: "Prepared", loading: float, sections: list[Section], found: Counter[str]) -> None:
     config = prepared.session.config
-    found = _count(sections)
     told = [f"{found[UNKNOWN]} unknown"] * bool(found[UNKNOWN]) + [count(found[NOTE], "note")] * bool(found[NOTE])
     summary = ", ".join([count(found[DOUBT], "doubt") if found[DOUBT] else "no doubts", *told])
     _wrap(
@@ -86,17 +82,10 @@ def _show(prepared: "Prepared", loading: float, sections: list[Section]) -> None
                 _wrap(finding.advice, " " * INDENT + "-> ")
 
 
-def _count(sections: Sequence[Section]) -> Counter[str]:
-    """Return verdict -> how many findings have it."""
-    return Counter(finding.verdict for section in sections for finding in section.findings)
-
-
 def _wrap(text: str, start: str = "") -> None:
-    """Print a text in lines of at most 80 characters, indented below its beginning."""
     for line in textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start)):
         print_line(line)
 
 
 def _short(config: Config) -> str:
-    """Return the model's path as it is written, or the name of its folder."""
     return Path(config.model.path).name if Path(config.model.path).is_absolute() else config.model.path

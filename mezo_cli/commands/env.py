@@ -14,12 +14,11 @@ def env() -> None:
     import_torch()
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     lines = {
         **versions.installed(),
         "platform": platform.platform(),
         "cores": f"{os.cpu_count()}, torch threads {torch.get_num_threads()}",
-        "cuda": ", ".join(gpus) or "none",
+        "cuda": ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count()))) or "none",
         "HF_ENDPOINT": os.environ.get("HF_ENDPOINT", "not set"),
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "not set"),
         "commit": versions.git_state()[0] or "not a checkout",

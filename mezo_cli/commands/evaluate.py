@@ -1,7 +1,6 @@
 """`mezo eval`: evaluate a run's checkpoint, or any Hugging Face folder, on a split."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from mezo_cli.config.schema import Config, Splits, data_dir
 from mezo_cli.console import (
     TextTable,
     console_logging,
+    log,
     make_console,
     make_error_console,
     make_table,
@@ -30,8 +30,6 @@ from mezo_cli.runs.run import is_sweep
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.objectives.scoring import Evaluation
-
-log = logging.getLogger("mezo")
 
 SPLITS = ("test", "dev", "train")
 DATA = "data.dir="
@@ -70,10 +68,9 @@ def evaluate(
         why = f"the weights have diverged or are damaged{config.model.wider_range}"
         raise UserError(f"{name}: its loss on {split} is not finite: {why}")
     if as_json:
-        run = path if opened is None else opened.run.path
-        which = {"run": str(run), "checkpoint": None if opened is None else opened.checkpoint, "split": split}
-        document = {**which, "rows": rows, **result.scores(), **result.details}
-        print_line(json.dumps(document, indent=2))
+        run, at = (path, None) if opened is None else (opened.run.path, opened.checkpoint)
+        document = {"run": str(run), "checkpoint": at, "split": split, "rows": rows}
+        print_line(json.dumps({**document, **result.scores(), **result.details}, indent=2))
         return
     print_line(f"{name}, {split}: {rows} rows")
     console.print(_table(result.scores(), result.details.get("predicted", {}), console.width))
@@ -113,14 +110,12 @@ def open_with_own(path: Path, checkpoint: str | None, base: Path | None, overrid
     if config.data.name == "files" and data_dir(config.data) is None:
         raise UserError(f"{opened.name}: its data were files, which it does not say the place of: give {DATA}DIR")
     check_given_again(f"{opened.name} was trained", info, config)
-    change = describe_change(config, info)
-    if change:
+    if change := describe_change(config, info):
         log.warning("warning: %s", change)
     return replace(opened, config=config)
 
 
 def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str, console: Console) -> "Evaluation":
-    """Load the weights and the rows of a split, and evaluate."""
     from mezo_cli.process.device_errors import explain_device_errors
     from mezo_cli.session.prepare import prepare
 
@@ -130,28 +125,22 @@ def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str
         if opened is not None and opened.run.info().get("data_fingerprint") not in (None, splits.fingerprint):
             log.warning("warning: the data have changed since the run")
 
-    size = config.eval_batch_size
-    advice = f"a lower eval_batch_size (now {size})"
+    load, advice = None, f"a lower eval_batch_size (now {config.eval_batch_size})"
     if opened is not None:  # its settings are fixed
-        advice = f"again when the device has more free memory (the run's eval_batch_size is {size})"
-    with prepare(config, None if opened is None else opened.load, check, splits=[split]) as prepared:
+        load = opened.load
+        advice = f"again when the device has more free memory (the run's eval_batch_size is {config.eval_batch_size})"
+    with prepare(config, load, check, splits=[split]) as prepared:
         session, rows = prepared.session, prepared.rows[split]
-        with (
-            explain_device_errors(f"{name}: evaluating {split}", advice),
-            progress_bar(console, f"{split} rows", len(rows)) as report,
-        ):
+        explained = explain_device_errors(f"{name}: evaluating {split}", advice)
+        with explained, progress_bar(console, f"{split} rows", len(rows)) as report:
             return session.objective.evaluate(rows, report, session.ranks)
 
 
 def _table(scores: Mapping[str, float], predicted: Mapping[str, int], width: int) -> TextTable:
-    """Return a table of one row, or of two columns where the terminal is too narrow for that."""
     cells = {name: f"{value:.4f}" for name, value in scores.items()}
     cells |= {f"predicted {label}": str(number) for label, number in predicted.items()}
-    if sum(2 + max(len(name), len(value)) for name, value in cells.items()) <= width:
-        table = make_table("", *cells)
-        table.add_row("", *cells.values())
-        return table
-    table = make_table("", "")
-    for name, value in cells.items():
-        table.add_row(name, value)
+    fits = sum(2 + max(len(name), len(value)) for name, value in cells.items()) <= width
+    table = make_table("", *cells) if fits else make_table("", "")
+    for row in [("", *cells.values())] if fits else cells.items():
+        table.add_row(*row)
     return table

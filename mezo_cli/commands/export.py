@@ -1,10 +1,13 @@
 """`mezo export`: hand a run on, as a Hugging Face folder or as the trajectory that its weights are rebuilt from."""
 
+import re
+import sys
 from pathlib import Path
 
 from mezo_cli.commands.open_run import Opened, open_run
 from mezo_cli.console import console_logging, make_error_console, print_line
-from mezo_cli.errors import UserError
+from mezo_cli.errors import UserError, first_line, without_credentials
+from mezo_cli.hub import hub_url, is_offline, is_reachable
 from mezo_cli.process.signals import import_torch
 from mezo_cli.runs.atomic import check_new_folder, write_folder
 
@@ -35,14 +38,9 @@ def export(
     if as_trajectory and as_adapter:
         raise UserError("--trajectory and --adapter: give one of them")
     if as_trajectory and checkpoint is not None:
-        raise UserError(
-            f"--checkpoint {checkpoint}: with --trajectory every step can be rebuilt: leave one of them out"
-        )
-    token = ""
-    if repo is not None:
-        from mezo_cli.sharing import push
-
-        token = push.check_push(repo)
+        why = "with --trajectory every step can be rebuilt: leave one of them out"
+        raise UserError(f"--checkpoint {checkpoint}: {why}")
+    token = "" if repo is None else _check_push(repo)
     import_torch()
     with console_logging(make_error_console()):
         opened = open_run(path, checkpoint, base)
@@ -51,7 +49,41 @@ def export(
         else:
             _write_model(opened, out, as_adapter, repo)
     if repo is not None:
-        print_line(f"uploaded to {push.push(out, repo, token, private)}")
+        print_line(f"uploaded to {_push(out, repo, token, private)}")
+
+
+def _check_push(repo: str) -> str:
+    """Check that a folder can be uploaded as `repo`, before it is made; return the token."""
+    import huggingface_hub
+
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo):
+        raise UserError(f"--push {repo}: give USER/NAME, the name of a model repository at {hub_url()}")
+    if is_offline():
+        raise UserError(f"--push {repo}: HF_HUB_OFFLINE is set")
+    if (token := huggingface_hub.get_token()) is None:
+        raise UserError(f"--push {repo}: no token for {hub_url()}: log in by `hf auth login`, or set HF_TOKEN")
+    if not is_reachable():
+        raise UserError(f"--push {repo}: {hub_url()} does not answer")
+    return token
+
+
+def _push(folder: Path, repo: str, token: str, private: bool) -> str:
+    """Create the repository if it is not there, upload the folder in one commit, and return its address."""
+    import huggingface_hub
+    from huggingface_hub.utils import HfHubHTTPError, disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    api = huggingface_hub.HfApi(endpoint=hub_url(), token=token)
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload by mezo export")
+    except Exception as error:  # huggingface_hub's, its HTTP library's, hf_xet's
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        reason = "the token may not write there" if status in (401, 403) else first_line(error)
+        what = f"{reason}; {folder} is complete, only the upload failed"
+        raise UserError(f"--push {repo}: {hub_url()}: {what}") from error
+    return without_credentials(f"{hub_url()}/{repo}")
 
 
 def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) -> None:
@@ -80,8 +112,7 @@ def _write_trajectory(opened: Opened, out: Path, repo: str | None) -> None:
 
     run, config = opened.run, opened.config
     trajectory_run.check_rebuildable(config, str(run.path))
-    status = run.status()
-    if status != "finished":
+    if (status := run.status()) != "finished":
         raise UserError(f"{run.path} is {status}: only the trajectory of a finished run is exported")
     with opened.load() if not config.optimizer.replayable else open_session(config, run) as session:
         weights = trajectory_run.rebuild_weights(run, session)

@@ -10,7 +10,6 @@ from typing import Any
 
 from mezo_cli.config import compose
 from mezo_cli.config.choices import find_choices
-from mezo_cli.config.compose import INSTEAD
 from mezo_cli.config.overrides import parse, quote
 from mezo_cli.config.own_code import REWARD, USED, own_keys, reward_of, without_own_code
 from mezo_cli.config.schema import Config, to_dict
@@ -19,6 +18,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.report.settings import flatten
 from mezo_cli.runs import Run, checkpoints
 
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # words that the override grammar reads as something else
 ANY_TASK = "own"  # the task that a run's own fills in, where no file has its name
 
 
@@ -36,17 +36,15 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
     chosen = {group: getattr(getattr(config, group, None), "name", "") for group in choices}
     chosen = {group: name for group, name in chosen.items() if name in choices[group] and name != ANY_TASK}
     stored = flatten(to_dict(config))
-    left_out = {key for pair in INSTEAD.items() for key, other in (pair, pair[::-1]) if other in named}
-    left_out |= {key for key, other in INSTEAD.items() if stored[other]} | named
+    left_out = {key for pair in compose.INSTEAD.items() for key, other in (pair, pair[::-1]) if other in named}
+    left_out |= {key for key, other in compose.INSTEAD.items() if stored[other]} | named
     if config.data.seed == config.seed:
         left_out.add("data.seed")  # it followed the seed, and does again
     kept = {key: value for key, value in stored.items() if key not in left_out and key.partition(".")[0] not in named}
     words = [f"{group}={name}" for group, name in chosen.items() if group not in named]
     if "task" not in named and "task" not in chosen:  # of somebody's config folder
-        words += [
-            f"task={ANY_TASK}",
-            *(f"{key}={_spelled(kept.pop(key))}" for key in [*kept] if key.startswith("task.")),
-        ]
+        words.append(f"task={ANY_TASK}")
+        words += [f"{key}={_spelled(kept.pop(key))}" for key in [*kept] if key.startswith("task.")]
     read = [override for override in parsed if override.name in choices or override.name.startswith("task.")]
     picked = [override.jobs[0] if override.sweeps else override.text for override in read]
     with compose.hydra_session():
@@ -58,7 +56,6 @@ def with_settings_of(source: Path, overrides: Sequence[str], config_dir: str | N
 
 
 def _read(source: Path, named: set[str]) -> Config:
-    """Return the config of a run, of the run of a checkpoint folder, or of a file."""
     if source.is_file():
         text, info = source.read_text(encoding="utf-8"), {}
     else:
@@ -87,11 +84,5 @@ def _spelled(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if not isinstance(value, str):
         return repr(value)
-    is_plain = re.fullmatch(r"[A-Za-z./][\w./-]*", value) and value.lower() not in (
-        "null",
-        "true",
-        "false",
-        "nan",
-        "inf",
-    )
+    is_plain = re.fullmatch(r"[A-Za-z./][\w./-]*", value) and value.lower() not in NO_TEXTS
     return value if is_plain else quote(value)

@@ -1,6 +1,5 @@
 """Check what a new run needs besides valid settings, before its directory is made."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ def check_new_run(config: Config) -> None:
 
 def check_reward(config: Config) -> None:
     """Open the reward, which checks its file and its parameters; the data are read where these name columns."""
-    reward = reward_spec(config)
-    if reward is not None:
+    if (reward := reward_spec(config)) is not None:
         from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
 
         with Reward(reward) as opened:
@@ -38,16 +36,6 @@ def check_reward(config: Config) -> None:
         raise UserError(f"objective.loss=reward: {NO_REWARD}")
 
 
-def check_new_runs(configs: Iterable[Config]) -> None:
-    """Check the jobs of a sweep: each objective and engine once, with the first job that has it."""
-    by_need = {
-        repr((config.objective, config.model, config.task, config.data.keep, config.engine)): config
-        for config in configs
-    }
-    for config in by_need.values():
-        check_new_run(config)
-
-
 def load_encoder(config: Config) -> Any:
     """Return the encoder of a run's rows, with room for completions, without the model's weights."""
     import_torch()
@@ -56,7 +44,6 @@ def load_encoder(config: Config) -> Any:
 
     objective = OBJECTIVES.implementation(config.objective.name)
     encoder = objective.encoder_class(config.task, models.load_tokenizer(config.model, objective.model_kind))
-    room = config.objective.completion_tokens(config)
-    if room:
+    if room := config.objective.completion_tokens(config):
         encoder.leave_room(room)
     return encoder

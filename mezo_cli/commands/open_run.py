@@ -9,7 +9,6 @@ from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
 from mezo_cli.runs import Run, checkpoints
-from mezo_cli.runs.contents import read_contents
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.session.session import Session
@@ -50,26 +49,18 @@ def open_run(path: Path, checkpoint: str | None, base: Path | None = None) -> Op
     is_run = (path / "config.yaml").is_file() or not path.is_dir()
     inside = None if is_run else checkpoints.find_run(path)
     if inside is not None and checkpoint is not None:
-        raise UserError(
-            f"--checkpoint {checkpoint}: {path} is the checkpoint '{path.name}' of {inside} already; the option needs "
-            "a run directory"
-        )
+        what = f"{path} is the checkpoint '{path.name}' of {inside} already"
+        raise UserError(f"--checkpoint {checkpoint}: {what}; the option needs a run directory")
     folder, wanted = (path, checkpoint or "best") if inside is None else (inside, path.resolve().name)
-    run, config = open_stored(folder)
+    run = Run.open(folder)
+    config = run.contents().config
     if base is not None:
         if not base.is_dir():
             raise UserError(f"--base {base}: no such folder")
-        model = config.model.replace(path=str(base.resolve()), revision=None)
-        config = config.replace(model=model)
+        config = config.replace(model=config.model.replace(path=str(base.resolve()), revision=None))
     elif config.model.path.startswith("./") and not Path(config.model.path).exists():  # of a run that was exported
         raise UserError(f"{folder}: its base model {config.model.path[2:]} is not here: give its folder as --base DIR")
     return Opened(run, config, wanted, base is not None)
-
-
-def open_stored(path: Path) -> tuple[Run, Config]:
-    """Open a run directory; return the run and its config."""
-    run = Run.open(path)
-    return run, read_contents(run).config
 
 
 def folders_or_outputs(folders: Sequence[Path]) -> list[Path]:

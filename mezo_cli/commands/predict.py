@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.open_run import open_run
-from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.console import console_logging, make_console, make_error_console, print_line, progress_bar
 from mezo_cli.data import texts
 from mezo_cli.distributed.ranks import in_turn, joined
@@ -43,9 +42,8 @@ def predict(
         check_output(out, FORMATS)
     with joined() as ranks, console_logging(make_error_console(), quiet):
         if ranks.size > 1 and not words and file is None:
-            raise UserError(
-                f"{STDIN}: {ranks.size} ranks were started, and one process reads it: give --text or --file"
-            )
+            why = "one process reads it: give --text or --file"
+            raise UserError(f"{STDIN}: {ranks.size} ranks were started, and {why}")
         with in_turn(ranks):
             opened = open_run(path, checkpoint, base)
         task = opened.config.data_task
@@ -62,11 +60,15 @@ def predict(
         with prepare(opened.config, opened.load, splits=()).session as session, explained:
             max_length = session.encoder.max_length
             stream = rows is None and not as_json and out is None
-            rows = rows or ([] if stream else list(texts.from_lines(sys.stdin.buffer, STDIN, task)))
-            if not rows and not stream:
-                raise UserError(NO_TEXT)
-            predictions = [] if stream else _predict(session, rows)
-            cut = _answer_lines(session, quiet) if stream else Counter(prediction.cut for prediction in predictions)
+            if stream:
+                predictions, cut = [], _answer_lines(session, quiet)
+            else:
+                rows = rows or list(texts.from_lines(sys.stdin.buffer, STDIN, task))
+                if not rows:
+                    raise UserError(NO_TEXT)
+                with progress_bar(make_error_console(), "rows", len(rows)) as report:
+                    predictions = session.predict(rows, report)
+                cut = Counter(prediction.cut for prediction in predictions)
     if not ranks.is_first:
         return
     if cut[True]:
@@ -74,25 +76,15 @@ def predict(
         text = f"note: {cut[True]} of {cut.total()} rows {verb} longer than {max_length} tokens and {verb} cut"
         print_line(text, sys.stderr)
     if out is not None:
-        write_output(out, _text_of(predictions, task, out.suffix))
+        write_output(out, _text_of(predictions, texts.prompt_columns(task), out.suffix))
     if as_json:
-        document = {
-            "run": str(opened.run.path),
-            "checkpoint": opened.checkpoint,
-            "cut": cut[True],
-            "rows": _numbered(predictions),
-        }
-        print_line(json.dumps(document, indent=2))
+        which = {"run": str(opened.run.path), "checkpoint": opened.checkpoint}
+        print_line(json.dumps({**which, "cut": cut[True], "rows": _numbered(predictions)}, indent=2))
     elif out is not None:
         if not quiet:
             print_line(f"wrote {len(predictions)} rows to {out}")
     elif not stream:
         _print(predictions, quiet)
-
-
-def _predict(session: "Session", rows: list[Example]) -> Sequence["Predicted"]:
-    with progress_bar(make_error_console(), "rows", len(rows)) as report:
-        return session.predict(rows, report)
 
 
 def _answer_lines(session: "Session", quiet: bool) -> Counter[bool]:
@@ -134,9 +126,7 @@ def _numbered(predictions: Iterable["Predicted"]) -> list[dict[str, Any]]:
     return [{"row": number, **asdict(one)} for number, one in enumerate(predictions)]
 
 
-def _text_of(predictions: Sequence["Predicted"], task: TaskConfig, suffix: str) -> str:
-    """Return the content of a file of one of the `FORMATS`."""
+def _text_of(predictions: Sequence["Predicted"], columns: Sequence[str], suffix: str) -> str:
     if suffix == ".jsonl":
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _numbered(predictions))
-    columns = texts.prompt_columns(task)
     return csv_text([{**{name: str(one.columns[name]) for name in columns}, **one.figures()} for one in predictions])

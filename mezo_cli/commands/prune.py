@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from mezo_cli.commands.open_run import open_stored
-from mezo_cli.config.schema import Config
 from mezo_cli.console import console_logging, make_console, print_line, relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
@@ -23,29 +21,26 @@ def prune(folder: Path) -> None:
     freed, failed = 0, []
     for run in runs:
         try:
-            size = _prune(*open_stored(run.path))
+            size = _prune(Run.open(run.path))
+            print_line(f"pruned  {relative_path(run.path)}: {size:,} bytes")
+            freed += size
         except UserError as error:
             if single:
                 raise
             print_line(f"kept    {error}")
             if not isinstance(error, NothingToPruneError):
                 failed.append(run.path)
-            continue
-        freed += size
-        print_line(f"pruned  {relative_path(run.path)}: {size:,} bytes")
     print_line(f"{freed:,} bytes freed; the weights are replayed from the trajectory when they are needed")
     if failed:
         raise UserError(f"{len(failed)} of {len(runs)} runs could not be pruned, see above: {failed[0]}")
 
 
-def _prune(run: Run, config: Config) -> int:
-    """Compare the checkpoints of a run with their replay and remove them; return the bytes freed."""
-    status = run.status()
+def _prune(run: Run) -> int:
+    config = run.contents().config
     if not config.optimizer.replayable:
-        raise NothingToPruneError(
-            f"{run.path}: optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
-        )
-    if status != "finished":
+        what = f"optimizer={config.optimizer.name} writes no trajectory, so its checkpoints are all there is"
+        raise NothingToPruneError(f"{run.path}: {what}")
+    if (status := run.status()) != "finished":
         raise NothingToPruneError(f"{run.path} is {status}: only finished runs are pruned")
     steps = _stored_steps(run)
     if not steps and not run.pruned_checkpoints.exists():
@@ -56,8 +51,7 @@ def _prune(run: Run, config: Config) -> int:
     from mezo_cli.session.opening import opened
 
     with run.locked(), console_logging(make_console()):
-        steps = _stored_steps(run)  # the lock removes what a prune left that was killed
-        if not steps:
+        if not (steps := _stored_steps(run)):  # the lock removes what a prune left that was killed
             return int((run.info().get("pruned") or {}).get("bytes", 0))
         stored = {}
         for name in steps:
@@ -68,10 +62,8 @@ def _prune(run: Run, config: Config) -> int:
                 replayed = models.fingerprint(session.loaded.model)
                 for name in steps:
                     if steps[name] == step and stored[name] != replayed:
-                        raise UserError(
-                            f"{run.path}: a replay to step {step} gives other weights than checkpoints/{name}; "
-                            "nothing was removed"
-                        )
+                        what = f"a replay to step {step} gives other weights than checkpoints/{name}"
+                        raise UserError(f"{run.path}: {what}; nothing was removed")
         return run.remove_checkpoints(steps)
 
 

@@ -1,17 +1,13 @@
 """`mezo resume`: continue an interrupted run, or a sweep. Of a run nothing can be changed but its end."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.execute import execute
+from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_reward
-from mezo_cli.commands.open_run import open_stored
-from mezo_cli.commands.ranks import broadcast_run, check_shareable
-from mezo_cli.config import own_code
 from mezo_cli.config.objectives import describe_change
-from mezo_cli.config.own_code import split_own_code, with_own_code
+from mezo_cli.config.own_code import OwnCode, check_given_again, check_server_given, split_own_code, with_own_code
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import read_config
 from mezo_cli.config.validation import build
@@ -19,11 +15,8 @@ from mezo_cli.console import announce, print_line, relative_path, training_outpu
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join
-from mezo_cli.runs import Run
 from mezo_cli.runs.recovery import change_config
-from mezo_cli.runs.run import ENDS, SWEEP, is_sweep
-
-log = logging.getLogger("mezo")
+from mezo_cli.runs.run import ENDS, SWEEP, Run, is_sweep
 
 KEYS = ("steps", "patience", "max_seconds", "at_limit", "stop_on_divergence")
 WORDS = {"null": None, "true": True, "false": False}
@@ -73,8 +66,6 @@ def resume_run(
     was_finished = run.writes and run.status() == "finished"
 
     def prepare() -> None:
-        if not run.writes:
-            return
         config = read_config(run.path / "config.yaml")
         changed = [key for key in KEYS if getattr(config, key) != getattr(new, key)]
         if changed or was_finished:  # the summary of a finished one is put aside
@@ -84,29 +75,32 @@ def resume_run(
     with training_output(quiet) as console:
         if quiet:
             announce(run.path.absolute(), quiet)
-        execute(run, new, console, prepare)
+        execute(run, new, console, prepare if run.writes else None)
 
 
 def _claim(
-    path: Path, overrides: Sequence[str], user_code: own_code.OwnCode, quiet: bool, new_reward: bool
+    path: Path, overrides: Sequence[str], user_code: OwnCode, quiet: bool, new_reward: bool
 ) -> tuple[Run, Config] | None:
     """Claim a run; return it and its config with the new end. None for a finished run that has nothing left to do."""
-    run, config = open_stored(path)
+    run = Run.open(path)
+    config = run.contents().config
     new = with_own_code(with_new_end(run, config, overrides), user_code)
     info, finished = run.info(), run.status() == "finished"
     run.check_ends(info, (name for name in ENDS if (run.path / name).parent.is_dir()))
     if finished and config.optimizer.replayable:
         run.read_trajectory()
     run.completions()  # damage is told before anything is written
-    if finished and not goes_on(run, config, new, overrides):
-        stopped = info.get("stopped")
+    stopped = info.get("stopped") or {}
+    # One that `max_seconds` has ended continues where a limit is given, also the same again: each process has its own.
+    is_given = any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
+    again = new != config or (is_given and stopped.get("by") == "max_seconds")
+    if finished and not (again and stopped.get("step", config.steps) < new.steps):
         how = f" (stopped by {stopped['by']} at step {stopped['step']})" if stopped else ""
         print_line(relative_path(path.absolute()) if quiet else f"{path} is finished{how}: there is nothing to resume")
         return None
-    own_code.check_given_again(f"{path} was trained", info, new)
-    own_code.check_server_given(new)
-    change = describe_change(new, info)
-    if change and not new_reward:
+    check_given_again(f"{path} was trained", info, new)
+    check_server_given(new)
+    if (change := describe_change(new, info)) and not new_reward:
         raise UserError(f"{change}; --new-reward goes on with it")
     check_reward(new)
     run.claim(finished)
@@ -119,10 +113,8 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or key not in KEYS:
-            raise UserError(
-                f"'{text}': a resumed run keeps its settings, except when it ends: {join(f'{k}=...' for k in KEYS)}"
-                f"{did_you_mean(key, KEYS)}"
-            )
+            allowed = f"{join(f'{one}=...' for one in KEYS)}{did_you_mean(key, KEYS)}"
+            raise UserError(f"'{text}': a resumed run keeps its settings, except when it ends: {allowed}")
         changes[key] = WORDS.get(value, value)
     if config.forwards is not None and "steps" in changes:
         raise UserError(f"steps={changes['steps']}: {run.path} has forwards={config.forwards}, which sets its steps")
@@ -134,23 +126,11 @@ def with_new_end(run: Run, config: Config, overrides: Sequence[str]) -> Config:
     shapes = {name: getattr(config.optimizer, name, "constant") for name in ("sample_schedule", "schedule")}
     tied = [f"optimizer.{name}={value}" for name, value in shapes.items() if value != "constant"]
     if new.steps > config.steps and tied:
-        raise UserError(
-            f"steps={new.steps}: with {tied[0]} every step depends on steps={config.steps}; start a new run"
-        )
+        why = f"with {tied[0]} every step depends on steps={config.steps}"
+        raise UserError(f"steps={new.steps}: {why}; start a new run")
     stopped, patience = run.info().get("stopped") or {}, config.patience
     if new != config and stopped.get("by") == "patience" and patience and new.patience and new.patience <= patience:
         raise UserError(f"{run.path} was stopped by patience={patience}: give patience=null, or a higher one")
     if new != config and stopped.get("by") == "divergence" and new.stop_on_divergence is not False:
         raise UserError(f"{run.path} was stopped because it diverged: give stop_on_divergence=false to continue it")
     return new
-
-
-def goes_on(run: Run, config: Config, new: Config, overrides: Sequence[str]) -> bool:
-    """Return whether a finished run has steps left that its new end lets it take.
-
-    One that `max_seconds` has ended continues where a limit is given, also the same again: each process has its own.
-    """
-    stopped = run.info().get("stopped") or {}
-    is_given = any(text.startswith(("max_seconds=", "at_limit=")) for text in overrides)
-    again = is_given and stopped.get("by") == "max_seconds"
-    return stopped.get("step", config.steps) < new.steps and (new != config or again)

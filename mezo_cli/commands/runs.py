@@ -20,11 +20,9 @@ from mezo_cli.report.tables import run_rows
 from mezo_cli.runs import Run, find_runs
 from mezo_cli.runs.scores import MARK, NOTE
 
-COLUMNS = (
-    *("run", "status", "task", "objective", "method", "model", "metric", "seed", "step", "dev"),
-    *("before", "test", "verdict"),
-)
+SCORES = {"dev": "dev", "before": "test_before", "test": "test"}  # column -> split
 WORDS = ("run", "status", "task", "objective", "method", "model", "metric")
+COLUMNS = (*WORDS, "seed", "step", *SCORES, "verdict")
 NAMES = {  # field of what `--json` prints -> the setting that it is
     "task": "task.name",
     "objective": "objective.name",
@@ -56,9 +54,10 @@ def runs(path: Path | None, sort: str | None = None, as_json: bool = False, quie
     if order is not None:
         listed.sort(key=order)
     if as_json:
-        keys = differing_keys([one.run.settings for one in listed if one.run is not None])
-        differing = [None if one.run is None else {key: one.run.settings.get(key) for key in keys} for one in listed]
-        document = [{**one.record, "settings": settings} for one, settings in zip(listed, differing, strict=True)]
+        keys, document = differing_keys([one.run.settings for one in listed if one.run is not None]), []
+        for one in listed:
+            differing = None if one.run is None else {key: one.run.settings.get(key) for key in keys}
+            document.append({**one.record, "settings": differing})
         print_line(json.dumps(document, indent=2))
     elif quiet:
         for run in listed:
@@ -87,7 +86,7 @@ def _parse_sort(name: str | None) -> Callable[[Listed], tuple[bool, Any]] | None
         value = fields.get({"method": "optimizer"}.get(name, name))
         if value is None or run is None:
             return True, 0
-        if name in ("dev", "before", "test"):
+        if name in SCORES:
             return False, -run.config.order_of(run.metric) * value
         return False, value if isinstance(value, (int, float)) else format_value(value)
 
@@ -108,9 +107,7 @@ def _read(run: Run, folder: Path) -> Listed:
         "seed": entry.config.seed,
         "step": entry.steps_done,
         "steps": entry.config.steps,
-        "dev": entry.score("dev"),
-        "before": entry.score("test_before"),
-        "test": entry.score("test"),
+        **{name: entry.score(split) for name, split in SCORES.items()},
         "verdict": entry.verdict,
         "start": entry.info.get("start"),
         "end": entry.info.get("end"),
@@ -120,7 +117,6 @@ def _read(run: Run, folder: Path) -> Listed:
 
 
 def _show(listed: Sequence[Listed]) -> None:
-    """Print the table and the problems. What does not fit the terminal is said above the table, or left out."""
     console = make_console()
     sound = {one.name: one.run for one in listed if one.run is not None}
     cells = {name: {**row, "run": name} for name, row in zip(sound, run_rows(list(sound.values())), strict=True)}
@@ -172,8 +168,7 @@ def _fit(rows: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], dict
             if len(values) == 1:
                 same[name] = values.pop()
                 columns.remove(name)
-    further = [name for name in reversed(of_settings) if name != "lr"]
-    for name in (*DISPENSABLE, *further, *LAST, "lr"):
+    for name in (*DISPENSABLE, *(name for name in reversed(of_settings) if name != "lr"), *LAST, "lr"):
         if name in columns and sum(needed[one] for one in columns) > width:
             hidden.append(name)
             columns.remove(name)

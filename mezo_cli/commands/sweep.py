@@ -1,28 +1,22 @@
 """`mezo train -m`: run the jobs of a sweep, each in its own directory, and continue a sweep that was interrupted."""
 
 import contextlib
-import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.as_json import describe_run, json_at_end
-from mezo_cli.commands.new_run import check_new_runs
+from mezo_cli.commands.new_run import check_new_run
 from mezo_cli.config.own_code import OwnCode, check_stored, for_workers, own_keys, split_own_code
 from mezo_cli.config.stored import is_same_run
-from mezo_cli.console import announce, print_line, relative_path, training_output
+from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run
-from mezo_cli.runs.contents import read_contents
-from mezo_cli.runs.run import STUDY, SWEEP
+from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep import record as records
 from mezo_cli.sweep.jobs import job_status
 from mezo_cli.sweep.plan import CONFIG_DIR, SweepPlan, describe_job, plan_again, plan_sweep
-
-log = logging.getLogger("mezo")
 
 PRELOADED = "mezo_cli.commands.preload"  # by the process that jobs are forked from
 
@@ -41,7 +35,7 @@ def sweep(
     about all jobs is printed at the end.
     """
     quiet = quiet or as_json
-    with json_at_end(as_json) as tell, training_output(quiet or prints):
+    with json_at_end(as_json) as told, training_output(quiet or prints):
         plan = plan_sweep(overrides, config_dir)
         record = _make_record(plan)
 
@@ -49,16 +43,12 @@ def sweep(
             done = [{"overrides": list(job.overrides), **describe_run(job.directory)} for job in plan.jobs]
             return {"sweep": str(plan.directory.absolute()), "jobs": done}
 
-        tell(plan.directory, describe)
+        told[plan.directory] = describe
         return _run(plan, record, at_once, prints, quiet)
 
 
 def resume(
-    folder: Path,
-    overrides: Sequence[str] = (),
-    config_dir: str | None = None,
-    at_once: int = 1,
-    quiet: bool = False,
+    folder: Path, overrides: Sequence[str] = (), config_dir: str | None = None, at_once: int = 1, quiet: bool = False
 ) -> int:
     """Continue the sweep in `folder`; return the exit status.
 
@@ -67,10 +57,9 @@ def resume(
     folder, record = folder.absolute(), records.read(folder)
     for text in split_own_code(overrides)[0]:
         if not text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "++hydra.launcher.")):
-            raise UserError(
-                f"'{text}': {folder} keeps its settings, except the launcher (hydra/launcher=..., "
-                "hydra.launcher.KEY=...) and what is the user's own code; when a run ends is changed run by run"
-            )
+            launcher = "the launcher (hydra/launcher=..., hydra.launcher.KEY=...)"
+            kept = f"keeps its settings, except {launcher} and what is the user's own code"
+            raise UserError(f"'{text}': {folder} {kept}; when a run ends is changed run by run")
     check_stored([text for job in record.jobs for text in job.overrides], folder / SWEEP)
     config_dir = check_given_again(folder, record.user_code, split_own_code(overrides)[1], config_dir)
     with training_output(quiet):
@@ -81,23 +70,19 @@ def resume(
 
 
 def _make_record(plan: SweepPlan) -> records.SweepRecord:
-    """Return the record of a sweep, that of the sweep in its directory if there is one; nothing is written."""
-    jobs_by_path = {job.directory: list(job.overrides) for job in plan.jobs}
-    record = records.new(jobs_by_path, plan.directory, plan.user_code)
-    if (plan.directory / STUDY).is_file():
-        folder = plan.directory
+    folder, jobs_by_path = plan.directory, {job.directory: list(job.overrides) for job in plan.jobs}
+    if (folder / STUDY).is_file():
         raise UserError(f"{folder} contains a search of `mezo tune`; continue with: mezo resume {folder}")
-    if (plan.directory / SWEEP).is_file():
-        stored = records.read(plan.directory)
-        before, now = ([job.overrides for job in one.jobs] for one in (stored, record))
+    if not (folder / SWEEP).is_file():
+        record = records.new(jobs_by_path, folder, plan.user_code)
+    else:
+        record = records.read(folder)
+        before, now = [job.overrides for job in record.jobs], [*jobs_by_path.values()]
         if before != now:
             added = next((" ".join(texts) for texts in now if texts not in before), None)
             what = f"its {len(before)} jobs do not include {added}" if added else f"it has {len(before)} jobs"
-            raise UserError(
-                f"{plan.directory} contains a sweep over another grid: {what}; repeat its command, or name another "
-                "hydra.sweep.dir"
-            )
-        record = stored
+            how = "repeat its command, or name another hydra.sweep.dir"
+            raise UserError(f"{folder} contains a sweep over another grid: {what}; {how}")
     _check_same_runs(plan)
     return record
 
@@ -107,10 +92,9 @@ def _check_same_runs(plan: SweepPlan) -> None:
     for job in plan.jobs:
         if not jobs.is_begun(job.directory) or job_status(job.directory) == "damaged":  # the end names what is damaged
             continue
-        if not is_same_run(read_contents(Run.open(job.directory)).config, job.config):
-            raise UserError(
-                f"{job.directory} contains a run with other settings than this job's; name another hydra.sweep.dir"
-            )
+        if not is_same_run(Run.open(job.directory).contents().config, job.config):
+            what = "contains a run with other settings than this job's; name another hydra.sweep.dir"
+            raise UserError(f"{job.directory} {what}")
 
 
 def check_given_again(folder: Path, needed: Sequence[str], user_code: OwnCode, config_dir: str | None) -> str | None:
@@ -127,13 +111,15 @@ def check_given_again(folder: Path, needed: Sequence[str], user_code: OwnCode, c
 
 
 def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: bool, quiet: bool) -> int:
-    """Check, write the record, and run what is left of a sweep or print it; return the exit status."""
     here = not prints and plan.launcher == "basic"
     if at_once > 1 and not here:
         how = "--print runs nothing" if prints else f"hydra/launcher={plan.launcher} has a setting of its own"
         raise UserError(f"--jobs {at_once}: {how}; leave one of them out")
     with for_workers(plan.code):
-        check_new_runs(job.config for job in plan.jobs)
+        configs = [job.config for job in plan.jobs]  # each objective and engine is checked once
+        by_need = {repr((one.objective, one.model, one.task, one.data.keep, one.engine)): one for one in configs}
+        for config in by_need.values():
+            check_new_run(config)
         workers = jobs.Workers(at_once, record.cwd, not quiet and at_once == 1, PRELOADED) if here else None
         record.write(plan.directory)
         statuses, alone = [job_status(job.directory) for job in plan.jobs], ("finished", "running", "damaged")
@@ -154,16 +140,15 @@ def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: boo
             elif words:
                 jobs.launch(plan, words, record.cwd)
         except KeyboardInterrupt:
-            left_over = sum(job_status(job.directory) != "finished" for job in plan.jobs)
-            launched = f"what hydra/launcher={plan.launcher} has started may go on"
-            what = launched if workers is None else f"{left_over} jobs are left"
+            what = f"what hydra/launcher={plan.launcher} has started may go on"
+            if workers is not None:
+                what = f"{sum(job_status(job.directory) != 'finished' for job in plan.jobs)} jobs are left"
             log.warning("%s; continue with: mezo resume %s", what, shlex.quote(relative_path(plan.directory)))
             raise
     return _conclude(plan, quiet)
 
 
 def _run_here(plan: SweepPlan, workers: jobs.Workers, words: Mapping[int, list[str]], at_once: int) -> None:
-    """Run jobs on this machine; log when each begins, and what it came to unless it has said so itself."""
     labels = [job.overrides for job in plan.jobs]
 
     def say(number: int, what: str) -> None:
@@ -181,19 +166,17 @@ def _run_here(plan: SweepPlan, workers: jobs.Workers, words: Mapping[int, list[s
 
 
 def _conclude(plan: SweepPlan, quiet: bool) -> int:
-    """Show the comparison of the finished jobs, then the failed ones; return the exit status."""
-    statuses = [job_status(job.directory) for job in plan.jobs]
-    finished = statuses.count("finished")
-    log.info("%d of %d jobs finished", finished, len(statuses))
+    statuses, labels = [job_status(job.directory) for job in plan.jobs], [job.overrides for job in plan.jobs]
+    log.info("%d of %d jobs finished", statuses.count("finished"), len(statuses))
     if {"interrupted", "missing"} & set(statuses):
         log.info("continue with: mezo resume %s", shlex.quote(relative_path(plan.directory)))
-    if finished and not quiet:
+    if "finished" in statuses and not quiet:
         from mezo_cli.commands.compare import show_folder  # imports pandas
 
         show_folder(plan.directory)
     for number, (job, status) in enumerate(zip(plan.jobs, statuses, strict=True)):
         if status not in ("finished", "running"):
-            label = describe_job([one.overrides for one in plan.jobs], number)
+            label = describe_job(labels, number)
             print_failed(f"job {number + 1} ({label})" if label else f"job {number + 1}", job.directory)
     return 0 if set(statuses) <= {"finished", "running"} else 1
 
@@ -206,6 +189,5 @@ def print_failed(name: str, path: Path) -> None:
 def why_not_finished(path: Path) -> str:
     """Return in one line why a job has no result."""
     found = describe_run(path)
-    if found["status"] == "missing":
-        return "it did not start"
-    return " ".join(str(found["error"] or found["status"]).split())
+    why = "it did not start" if found["status"] == "missing" else found["error"] or found["status"]
+    return " ".join(str(why).split())

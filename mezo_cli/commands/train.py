@@ -3,23 +3,21 @@
 import sys
 from collections.abc import Sequence
 
-from mezo_cli.commands.as_json import describe_run, json_at_end
-from mezo_cli.commands.execute import execute
+from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_new_run
-from mezo_cli.commands.ranks import broadcast_run, check_shareable
 from mezo_cli.config import compose
 from mezo_cli.config.stored import to_yaml
-from mezo_cli.console import announce, training_output
+from mezo_cli.console import announce, json_at_end, training_output
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import joined
-from mezo_cli.runs import Run
+from mezo_cli.runs.run import Run, describe_run
 
 
 def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False, as_json: bool = False) -> None:
     """Compose the config, create the run directory and train; if `quiet`, print that directory and warnings only."""
     check_command("train")
     quiet = quiet or as_json
-    with joined() as ranks, json_at_end(as_json) as tell, training_output(quiet) as console:
+    with joined() as ranks, json_at_end(as_json) as told, training_output(quiet) as console:
         job = compose.load(overrides, config_dir)
         if ranks.size > 1:
             ranks.check_same("config", to_yaml(job.config))
@@ -33,6 +31,6 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False,
         shared = broadcast_run(ranks, new)
         assert shared is not None
         run = shared[0]
-        tell(run.path, lambda: describe_run(run.path))
+        told[run.path] = lambda: describe_run(run.path)
         announce(run.path, quiet)
         execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends

@@ -6,7 +6,6 @@ directory, so a search that was interrupted continues as if it had not been.
 """
 
 import hashlib
-import logging
 import math
 import os
 import shlex
@@ -16,18 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli.commands.as_json import describe_run, json_at_end
-from mezo_cli.commands.new_run import check_new_runs
+from mezo_cli.commands.new_run import check_new_run
 from mezo_cli.commands.sweep import PRELOADED, check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
-from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import check_stored, for_workers, split_own_code
 from mezo_cli.config.schema import Config
-from mezo_cli.console import announce, print_line, relative_path, training_output
+from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run
-from mezo_cli.runs.run import STUDY, SWEEP
+from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run
 from mezo_cli.runs.scores import MARK, picked_start
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep.plan import SweepPlan, plan_sweep
@@ -37,8 +33,6 @@ from mezo_cli.training.verdict import DIVERGED
 
 if TYPE_CHECKING:
     import optuna
-
-log = logging.getLogger("mezo")
 
 SAME = ("overrides", "ranges")  # of that attribute: what a search keeps
 POLL_SECONDS = 0.5  # between two looks at the evaluations of a trial
@@ -70,10 +64,10 @@ def tune(
         "ranges": [str(item) for item in searched],
         "trials": trials,
     }
-    with for_workers(plan.code), json_at_end(as_json) as tell, training_output(quiet):
-        check_new_runs([base])
+    with for_workers(plan.code), json_at_end(as_json) as told, training_output(quiet):
+        check_new_run(base)
         search = _Search(plan.directory, asked, base, searched, config_dir, quiet)
-        tell(plan.directory, search.describe)
+        told[plan.directory] = search.describe
         return search.run()
 
 
@@ -94,7 +88,6 @@ def resume(folder: Path, words: Sequence[str] = (), config_dir: str | None = Non
 
 
 def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, SweepPlan]:
-    """Return the config that all trials share, and the plan of a sweep with that one job."""
     for text in overrides:
         if text.lstrip("+").startswith(("hydra/", "hydra.launcher", "hydra.run", "hydra.sweep.subdir")):
             raise UserError(f"'{text}': mezo tune runs one trial after the other, each in hydra.sweep.dir")
@@ -111,8 +104,6 @@ def _compose_base(overrides: Sequence[str], config_dir: str | None) -> tuple[Con
 
 @dataclass
 class _Search:
-    """The trials of a search, one after the other."""
-
     folder: Path
     # what the journal keeps of the command: overrides, ranges, number of trials, working directory, user code
     asked: Mapping[str, Any]
@@ -128,9 +119,8 @@ class _Search:
         self._study = open_study(self.folder, self._order)
         stored = self._study.user_attrs.get(NAME)
         if stored is not None and any(stored[name] != self.asked[name] for name in SAME):
-            raise UserError(
-                f"{self.folder} contains a search with other settings or ranges; name another hydra.sweep.dir"
-            )
+            what = "contains a search with other settings or ranges; name another hydra.sweep.dir"
+            raise UserError(f"{self.folder} {what}")
         if stored != self.asked:
             self._study.set_user_attr(NAME, self.asked)
         self._workers = jobs.Workers(1, os.getcwd(), not self.quiet, PRELOADED)
@@ -174,13 +164,11 @@ class _Search:
                 return optuna.Trial(self._study, begun._trial_id)
         if len(trials) >= self.asked["trials"]:
             return None
-        number = len(self._study.get_trials(deepcopy=False))
-        seed = hashlib.sha256(f"{self.base.seed} {number}".encode()).digest()
+        seed = hashlib.sha256(f"{self.base.seed} {len(self._study.get_trials(deepcopy=False))}".encode()).digest()
         self._study.sampler = optuna.samplers.TPESampler(seed=int.from_bytes(seed[:4], "little"))
         return self._study.ask({item.key: item.distribution() for item in self.ranges})
 
     def _run_trial(self, trial: "optuna.Trial") -> None:
-        """Train a trial, or continue it, and tell the study its result; a trial that fails has none."""
         import optuna
 
         number, path = trial.number, self.folder / str(trial.number)
@@ -188,7 +176,7 @@ class _Search:
         if jobs.job_status(path) == "running":
             raise UserError(f"{path} is running: another process is at this search")
         overrides = (*self.asked["overrides"], *(f"{key}={value!r}" for key, value in trial.params.items()))
-        job = Job(compose.build_config(overrides, self.config_dir), path, overrides)
+        job = compose.Job(compose.build_config(overrides, self.config_dir), path, overrides)
         if jobs.job_status(path) in ("missing", "interrupted") and not self._is_pruned(trial, job):
             process = self._workers.start(jobs.words_of(job, self.config_dir), {})
             try:
@@ -198,8 +186,8 @@ class _Search:
                 jobs.stop([process])  # by SIGTERM, if the pruner says so
             self._is_pruned(trial, job)
         if jobs.job_status(path) == "interrupted" and self._is_pruned(trial, job):
-            step = self._study.trials[number].last_step
-            Run(path).update(status="pruned", stopped={"by": "pruned", "step": step})
+            stopped = {"by": "pruned", "step": self._study.trials[number].last_step}
+            Run(path).update(status="pruned", stopped=stopped)
         try:
             state, value, text = self._result(job)
         except UserError as error:
@@ -210,7 +198,7 @@ class _Search:
         log.info("trial %d: %s", number + 1, text)
         log.info("")
 
-    def _is_pruned(self, trial: "optuna.Trial", job: Job) -> bool:
+    def _is_pruned(self, trial: "optuna.Trial", job: compose.Job) -> bool:
         """Report the evaluations that the study does not have yet; return whether the training ends at the last one."""
         if jobs.job_status(job.directory) == "missing":
             return False
@@ -220,7 +208,7 @@ class _Search:
                 trial.report(results.value_of(evaluation, job.config), step)
         return trial.should_prune()
 
-    def _result(self, job: Job) -> tuple[str, float | None, str]:
+    def _result(self, job: compose.Job) -> tuple[str, float | None, str]:
         """Return the state of a trial that has ended, its value for the study, and both in words."""
         config, run, status = job.config, Run(job.directory), jobs.job_status(job.directory)
         end = results.end_of(run) if status not in ("missing", "damaged") else status
@@ -236,10 +224,9 @@ class _Search:
         return "COMPLETE", results.value_of(best, config), f"score {best[config.chosen_metric]:.4f}{mark}"
 
     def _conclude(self) -> int:
-        """Show the comparison of the runs and the best trial; return the exit status: 1 when a trial failed."""
         ends = {trial.number: jobs.job_status(self.folder / str(trial.number)) for trial in self._trials()}
         failed = [number for number, end in ends.items() if end not in ("finished", "pruned")]
-        pruned = list(ends.values()).count("pruned")
+        pruned = [*ends.values()].count("pruned")
         of_them = f", {pruned} of them pruned" if pruned else ""
         log.info("%d of %d trials finished%s", len(ends) - len(failed), len(ends), of_them)
         if "finished" in ends.values() and not self.quiet:

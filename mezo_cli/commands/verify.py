@@ -50,7 +50,6 @@ def verify(path: Path, overrides: Sequence[str], base: Path | None, as_json: boo
 
 
 def _checks(opened: Opened) -> Iterator[Check]:
-    """Yield the checks: rows, weights, the scores on dev and test at the picked step, the weights of the last step."""
     from mezo_cli import models
     from mezo_cli.session import restore
     from mezo_cli.session.opening import opened as opened_at
@@ -105,7 +104,6 @@ def _compare_weights(what: str, step: int, found: str, recorded: Mapping[str, An
 def _compare(
     evaluation: "Evaluation", recorded: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], is_exact: bool
 ) -> tuple[bool, str]:
-    """Return whether scores and predictions are those of the run, and their figures."""
     scores, count = evaluation.scores(), len(evaluation.values)
     off = {name: abs(value - recorded[name]) for name, value in scores.items()}
     changed = sum(

@@ -6,7 +6,6 @@ evaluated.
 
 import hashlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,13 +15,12 @@ from typing import TypeVar
 import numpy as np
 
 from mezo_cli.config.schema import Config, DataConfig, Example, Splits, TaskConfig
+from mezo_cli.console import log
 from mezo_cli.data import fewshot
 from mezo_cli.data.sources import open_other_tests, open_source
 from mezo_cli.data.table import Source, TaskRows
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs.atomic import write_folder
-
-log = logging.getLogger("mezo")
 
 Row = TypeVar("Row")
 DEV_ROWS = 1000  # without `data.dev_size`; then, without `data.train_size`, also at most a tenth

@@ -45,8 +45,8 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
     if config.init == "linear_probe":
         passes["forwards"] += -(-len(train) // config.batch_size)
     evaluations = sum(map(config.evaluates_at, range(config.steps + 1)))
-    final = min(TRAIN_ROWS, len(train)) + len(prepared.rows.get("test", ()))
-    seconds += (evaluations * len(dev) + final) * row_seconds
+    rows = evaluations * len(dev) + min(TRAIN_ROWS, len(train)) + len(prepared.rows.get("test", ()))
+    seconds += rows * row_seconds
     seconds = loading + (seconds if config.max_seconds is None else min(seconds, config.max_seconds))
     back = f" and {passes['backwards']:,} backwards" if passes["backwards"] else ""
     text = (
@@ -61,8 +61,7 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
 def report_trainable(section: Section, session: Session, unreachable: Mapping[str, int]) -> None:
     """Report the trainable tensors; doubt those that would be trained, but that the loss does not depend on."""
     trainable, total = session.trainable(), count_parameters(session.loaded.model)
-    prefix = f"{session.loaded.model.base_model_prefix}."
-    names = [name.removeprefix(prefix) for name in trainable["names"]]
+    names = [name.removeprefix(f"{session.loaded.model.base_model_prefix}.") for name in trainable["names"]]
     shown = "" if session.loaded.adapter is None else f": {format_names(names)}"
     text = (
         f"peft={session.config.peft.name} trains {trainable['count']:,} of {total:,} parameters"
@@ -116,16 +115,12 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
             before, after = (sum(optimizer.count_forwards(n).values()) for n in (step, step + 1))
             passes[dtype] = after - before
             step += 1
-    timed = {dtype: seconds[1:] or seconds for dtype, seconds in times.items()}  # the first step allocates buffers
-    return {
-        dtype: {
-            "seconds": statistics.median(seconds),
-            "passes": passes[dtype],
-            "peak_bytes": peaks[dtype],
-            "steps": len(seconds),
-        }
-        for dtype, seconds in timed.items()
-    }
+    costs = {}
+    for dtype, seconds in times.items():
+        timed = seconds[1:] or seconds  # the first step allocates buffers
+        figures = {"passes": passes[dtype], "peak_bytes": peaks[dtype], "steps": len(timed)}
+        costs[dtype] = {"seconds": statistics.median(timed), **figures}
+    return costs
 
 
 def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: Config) -> None:
@@ -140,9 +135,9 @@ def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: C
         figures |= {"faster": faster, "ratio": ratio}
         text += f". {faster} is faster here, {ratio:.2f} times"
         if faster != config.model.computes_in and ratio >= CLEARLY:
-            exact = faster == "float32"
-            verdict, why = (DOUBT, "is exact, too") if exact else (NOTE, "saves time if the signal allows it")
-            advice = f"model.compute_dtype={faster} {why}"
+            verdict, advice = NOTE, f"model.compute_dtype={faster} saves time if the signal allows it"
+            if faster == "float32":
+                verdict, advice = DOUBT, "model.compute_dtype=float32 is exact, too"
             finer = costs.get("float16", costs[config.model.computes_in])
             if faster == "bfloat16" and CLEARLY * costs[faster]["seconds"] > finer["seconds"]:
                 advice += "; float16, about as fast, keeps 10 bits of a number where bfloat16 keeps 7"

@@ -22,27 +22,26 @@ def check(prepared: Prepared) -> Section:
     """Check the rows of all splits."""
     section, encoder = Section("data"), prepared.session.encoder
     if isinstance(encoder, ClassificationEncoder):
-        task, named = encoder.task, {name: getattr(prepared.splits, name) for name in prepared.rows}
-        judge_leak(section, named, task)
+        named: Named = {name: getattr(prepared.splits, name) for name in prepared.rows}
+        judge_leak(section, named, encoder.task)
         judge_cut_prompts(section, encoder, named)
-        judge_repeated_rows(section, named)
-        judge_rows_in_two_splits(section, named)
-        judge_empty_texts(section, named, task)
-        return section
-    rows = [row for split in prepared.rows.values() for row in split]  # they have no labels
-    cut, lengths = sum(row.cut for row in rows), sorted(len(row.input_ids) for row in rows)
-    text = (
-        f"{cut:,} of {len(rows):,} rows lose the start of their prompt; prompts have {lengths[len(rows) // 2]} tokens"
-        f" in the median, {lengths[-1]} at most; the limit with what follows is {encoder.max_length}"
-    )
-    advice = f"raise {encoder.limit_key}, or shorten the texts"
-    section.judge("cut_prompts", cut >= CUT * len(rows), text, advice, cut=cut, of=len(rows), longest=lengths[-1])
-    named = {
-        split: [Example((encoder.distinct_text(row),), -1) for row in encoded]
-        for split, encoded in prepared.rows.items()
-    }
+    else:  # they have no labels
+        rows = [row for split in prepared.rows.values() for row in split]
+        cut, lengths = sum(row.cut for row in rows), sorted(len(row.input_ids) for row in rows)
+        text = (
+            f"{cut:,} of {len(rows):,} rows lose the start of their prompt; prompts have {lengths[len(rows) // 2]}"
+            f" tokens in the median, {lengths[-1]} at most; the limit with what follows is {encoder.max_length}"
+        )
+        advice = f"raise {encoder.limit_key}, or shorten the texts"
+        section.judge("cut_prompts", cut >= CUT * len(rows), text, advice, cut=cut, of=len(rows), longest=lengths[-1])
+        named = {
+            split: [Example((encoder.distinct_text(row),), -1) for row in encoded]
+            for split, encoded in prepared.rows.items()
+        }
     judge_repeated_rows(section, named)
     judge_rows_in_two_splits(section, named)
+    if isinstance(encoder, ClassificationEncoder):
+        judge_empty_texts(section, named, encoder.task)
     return section
 
 
@@ -106,8 +105,7 @@ def judge_empty_texts(section: Section, named: Named, task: TaskConfig) -> None:
 
 def judge_cut_prompts(section: Section, encoder: ClassificationEncoder, named: Named) -> None:
     """Encode rows of each split with and without a limit, and judge how many the limits cut."""
-    unlimited, limit = encoder.without_limits(), encoder.max_length
-    cut, lengths = 0, list[int]()
+    unlimited, cut, lengths = encoder.without_limits(), 0, list[int]()
     for examples in named.values():
         spaced = examples[:: -(-len(examples) // LOOKED_AT) or 1]
         full, kept = ([len(row.input_ids) for row in one.encode_all(spaced)] for one in (unlimited, encoder))
@@ -117,13 +115,13 @@ def judge_cut_prompts(section: Section, encoder: ClassificationEncoder, named: N
     rows, longest, covers = len(lengths), lengths[-1], lengths[int(COVERED * (len(lengths) - 1))]
     text = (
         f"{cut:,} of {rows:,} prompts ({percent(cut / rows)}) are cut: {lengths[rows // 2]} tokens in the median,"
-        f" {longest} at most; the limit is {limit}"
+        f" {longest} at most; the limit is {encoder.max_length}"
     )
     advice = (
         "raise the task's limits (max_length, first_limit, other_limit) as far as the model goes, or shorten the texts:"
         f" {covers:,} tokens cover 99% of the prompts"
     )
-    figures = {"cut": cut, "of": rows, "limit": limit, "longest": longest, "covers": covers}
+    figures = {"cut": cut, "of": rows, "limit": encoder.max_length, "longest": longest, "covers": covers}
     section.judge("cut_prompts", cut >= CUT * rows, text, advice, **figures)
 
 

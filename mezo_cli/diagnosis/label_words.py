@@ -74,7 +74,6 @@ def score_rows(session: Session, rows: list[TokenizedExample], deadline: Deadlin
 
 
 def _report_words(section: Section, session: Session, seen: Scores) -> None:
-    """Report the label words' tokens, what the model itself writes at their place, and how probable they are there."""
     names, ids = session.config.task.labels, session.encoder.label_ids
     tokens = [list(word) if isinstance(word, (list, tuple)) else [int(word)] for word in ids]
     if not tokens:
@@ -91,8 +90,7 @@ def _report_words(section: Section, session: Session, seen: Scores) -> None:
     text = f"the model's own top {len(top)} words there (mean over {rows:,} dev rows): {words}"
     shown_top = [{"token": token, "word": _show(session, token)[1:-1], "probability": p} for token, p in top]
     section.add(OK, "top_words", text, top=shown_top, rows=rows)
-    first = [ids[0] for ids in tokens]
-    total = float(probability[sorted(set(first))].sum())
+    total = float(probability[sorted({ids[0] for ids in tokens})].sum())
     text = f"the label words have {percent(total)} of the probability there"
     advice = "the prompt does not ask for these words: choose words that the model itself writes there, or change"
     section.judge("label_word_share", total < RARE, text, f"{advice} task.template; {PROPOSE}", share=total)
@@ -137,7 +135,6 @@ def judge_scores(section: Section, names: list[str], seen: Scores, untrained: bo
 
 
 def _judge_balance(section: Section, names: list[str], seen: Scores, untrained: bool) -> None:
-    """Compare each label's part of the predictions with its part of the rows."""
     rows, answers = len(seen.labels), seen.scores.argmax(axis=1)
     predicted, actual = (np.bincount(x, minlength=len(names)) / rows for x in (answers, seen.labels))
     most = int((predicted - actual).argmax())

@@ -67,17 +67,15 @@ def estimate(measured: np.ndarray, eps: float) -> Estimate | None:
     gains, harms = g[:, 0] * g[:, 1], (g[:, 0] ** 2 * h[:, 1] + g[:, 1] ** 2 * h[:, 0]) / 2
     gain, harm = float(gains.mean()), float(harms.mean())
     without = (gains.sum() - gains) / np.where(harms.sum() - harms == 0, np.nan, harms.sum() - harms)
-    error = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
-    rounding = 4 * FLOAT32_STEP * abs(loss) / eps**2
     return Estimate(
         gain=gain,
         gain_error=float(gains.std(ddof=1)) / math.sqrt(n),
         harm=harm,
         curvature=float(h.mean()),
-        curvature_floor=rounding / math.sqrt(n),
+        curvature_floor=4 * FLOAT32_STEP * abs(loss) / eps**2 / math.sqrt(n),
         loss=loss,
         lr=gain / harm if harm else math.inf,
-        lr_error=error,
+        lr_error=math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum())),
         directions=n,
     )
 

@@ -57,15 +57,13 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
 
 
 def _judge_spread(section: Section, figures: dict[str, Any], eps: float) -> None:
-    """Report the rewards of the members; doubt equal ones."""
     members, rows, mean = figures["members"], figures["rows"], figures["reward"]
     among = f"{members} members at optimizer.eps={eps:g} on {count(rows, 'row')}"
     text = (
         f"{among} have the mean reward {mean:.4g}, from {figures['reward_min']:.4g} to {figures['reward_max']:.4g}"
         f" (standard deviation {figures['reward_std']:.2g})"
     )
-    equal = figures["reward_std"] == 0
-    if equal:
+    if equal := figures["reward_std"] == 0:
         text = f"no signal: all of {among} have the mean reward {mean:.4g}"
     advice = (
         f"a step with equal members changes nothing: raise optimizer.eps ({eps:g} changes no completion enough), or"

@@ -45,8 +45,7 @@ def check(section: Section, session: Session, deadline: Deadline) -> None:
     found = {name: _measured(run, end)}
     # AdamW with checkpointed activations: with the run's peft, and with a LoRA
     model = run.model.replace(checkpoint_activations=True, dtype="float32", stream=False, stream_memory=0)
-    adamw = AdamWConfig(name="adamw", lr=1e-5)
-    changed = run.replace(model=model, optimizer=adamw, init="none", checkpoint="full")
+    changed = run.replace(model=model, optimizer=AdamWConfig(name="adamw", lr=1e-5), init="none", checkpoint="full")
     lora = changed.replace(peft=run.peft if isinstance(run.peft, LoraConfig) else LoraConfig(name="lora"))
     for rival, config in {f"adamw peft={run.peft.name}": changed, "adamw peft=lora": lora}.items():
         found[rival] = _too_large(config, session) or _measured(config, end)
@@ -77,12 +76,10 @@ def _too_large(config: Config, session: Session) -> str:
 
 
 def _measured(config: Config, deadline: Deadline) -> Measured | str:
-    """Return what a child process measures of a run's steps, or why it has not."""
-    command = [sys.executable, "-m", "mezo_cli.diagnosis.rival"]
+    command, left = [sys.executable, "-m", "mezo_cli.diagnosis.rival"], max(deadline.left, 0.01)
     try:
         check_rules(config)
-        text, left = to_yaml(config), max(deadline.left, 0.01)
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=left, check=False)
+        done = subprocess.run(command, input=to_yaml(config), capture_output=True, text=True, timeout=left, check=False)
     except SettingError as error:
         return f"was not measured: {error}"
     except subprocess.TimeoutExpired:

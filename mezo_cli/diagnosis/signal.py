@@ -25,14 +25,7 @@ from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.session.prepare import Prepared
-from mezo_cli.training.precision import (
-    EPS,
-    MAX_OFF,
-    MAX_RELATIVE_ERROR,
-    Agreement,
-    agreement,
-    describe_exact,
-)
+from mezo_cli.training.precision import EPS, MAX_OFF, MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact
 
 DIRECTIONS = 32  # for the learning rate, which needs most of them
 FIRST, ROUND = 16, 4  # directions that are measured in every way, so many at a time
@@ -67,8 +60,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         return section
     eps, dtype = zeroth_order(config.optimizer).eps, config.model.computes_in
     whole = prepared.sampler.takes_all_rows
-    points = plan_points(eps, dtype, whole, worth_measuring(session.loaded.device, dtype))
-    losses = measure(prepared, points, deadline)
+    losses = measure(prepared, plan_points(eps, dtype, whole, worth_measuring(session.loaded.device, dtype)), deadline)
     rows = compare(losses, eps)
     if not all(math.isfinite(loss) for pair in losses.values() for loss in pair):
         advice = f"use a smaller optimizer.eps, or model.compute_dtype=float32{config.model.wider_range}"
@@ -76,8 +68,7 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         return section
     noise = rounding(losses, eps)
     better = judge_resolution(section, rows, eps, dtype, noise, describe_exact(session))
-    agreed = next((row[2] for row in rows if row[:2] == (eps, dtype)), None)
-    if agreed is not None:
+    if (agreed := next((row[2] for row in rows if row[:2] == (eps, dtype)), None)) is not None:
         ways = "use a larger optimizer.eps, or model.compute_dtype=float32"
         if not config.objective.is_differentiable:
             loss = f"objective.loss={config.objective.loss} is constant almost everywhere"

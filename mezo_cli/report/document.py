@@ -15,7 +15,7 @@ from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.entries import Entry, baselines, predicted_fractions, result_split
-from mezo_cli.report.settings import changed_settings, method_name
+from mezo_cli.report.settings import changed_settings, leave_out, method_name
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.run import own_reward
 from mezo_cli.runs.scores import MARK, NOTE, TEXTS, format_difference, format_score, metrics_of
@@ -24,6 +24,7 @@ EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only
 MOSTLY_ZERO = 0.5  # fraction of projected gradients that are exactly 0 from which on a note says so
 OPEN_END = "Test rows appear once the run has finished."
+HIDDEN, KEYS = ("crc", "kind", "split"), ("kind", "step", "crc", "row")  # of a line: of dev, of a completion
 
 
 def document(run: Entry) -> dict[str, Any]:
@@ -32,8 +33,6 @@ def document(run: Entry) -> dict[str, Any]:
         config, info, logged = run.config, run.info, run.metrics[0]
         optimizer = OPTIMIZERS.implementation(config.optimizer.name)
         gradients = trajectory.scalar_stats(projected_grads(run))
-        hidden = ("crc", "kind", "split")
-        dev = [{**line, "predicted_fractions": predicted_fractions(line)} for line in run.dev]
         return {
             "run": run.location,
             "title": f"{method_name(config)} on {config.task.name} with {run.model}",
@@ -50,7 +49,7 @@ def document(run: Entry) -> dict[str, Any]:
             "results": results(run),
             "conclusions": [*filter(None, [conclusion(run.summary, config)])],
             **{key: run.summary.get(key) for key in ("difference", "baselines")},
-            "dev": [{key: value for key, value in line.items() if key not in hidden} for line in dev],
+            "dev": [{**leave_out(line, HIDDEN), "predicted_fractions": predicted_fractions(line)} for line in run.dev],
             "loss": {"steps": logged["step"].tolist(), "values": logged["loss"].tolist()} if logged else None,
             "scalar": optimizer.scalar,
             "symbol": optimizer.symbol,
@@ -67,14 +66,13 @@ def document(run: Entry) -> dict[str, Any]:
 
 
 def _sentence(run: Entry) -> str:
-    """Return one sentence that says what the run was."""
     config, rows, trainable = run.config, run.info.get("rows") or {}, run.info.get("trainable")
     reward, loss = (run.info.get("reward") or {}).get("name"), config.objective.loss
     measure = f"reward {reward}" if reward and loss == "reward" else f"{loss.replace('_', '-')} loss"
     scored = f"{run.info.get('scored_by') or config.objective.name}, {measure}"
     count = f"{config.data.name} data" if rows.get("train") is None else f"{rows['train']:,} training rows"
-    shots = f", {run.shots} per label" if run.shots else ""
-    data = f"{config.task.name} ({count}{shots}; {scored})"
+    count += f", {run.shots} per label" if run.shots else ""
+    data = f"{config.task.name} ({count}; {scored})"
     if config.steps == 0:
         what = "was evaluated" if config.init == "none" else "got a linear probe on its features and was evaluated"
         return f"{run.model} {what} on {data}; nothing else was trained."
@@ -82,18 +80,15 @@ def _sentence(run: Entry) -> str:
     if trainable:
         share, trained = float(trainable["share"]), f"{int(trainable['count']):,} parameters"
         trained = f"all {trained}" if share == 1 else f"{trained} ({100 * share:.2g}%)"
-    settings = f"learning rate {config.optimizer.lr:g}"
-    if isinstance(config.optimizer, PerturbationConfig):
-        settings += f", eps {config.optimizer.eps:g}"
+    eps = f", eps {config.optimizer.eps:g}" if isinstance(config.optimizer, PerturbationConfig) else ""
     verb = "trains" if run.status == "running" else "trained"
     steps = f"{config.steps:,}" if run.steps_done == config.steps else f"{run.steps_done:,} of {config.steps:,}"
     size = min(config.batch_size, rows.get("train") or config.batch_size)
     what = f"{method_name(config)} {verb} {trained} of {run.model} on {data}"
-    return f"{what} for {steps} steps of {size} rows: {settings}, seed {config.seed}."
+    return f"{what} for {steps} steps of {size} rows: learning rate {config.optimizer.lr:g}{eps}, seed {config.seed}."
 
 
 def _facts(run: Entry) -> dict[str, str]:
-    """Return what is known about where and how the run was made."""
     info, summary = run.info, run.summary
     dirty = " with uncommitted changes" if info.get("git_dirty") else ""
     values = {
@@ -124,8 +119,7 @@ def results(run: Entry) -> list[dict[str, Any]]:
     last = {line["split"]: line for line in run.metrics[1]}
     last |= {name: {"step": 0, "split": name, **scores} for name, scores in baselines(run.summary).items()}
     mark = f" {MARK}" if run.picked_start else ""
-    start = "dev after the linear probe" if run.config.init == "linear_probe" else "dev before training"
-    lines = {start: run.dev[0]}
+    lines = {"dev after the linear probe" if run.config.init == "linear_probe" else "dev before training": run.dev[0]}
     if len(run.dev) > 1:
         lines[f"dev best{mark}" if run.finished else "dev best so far"] = run.best
     names = {"test_before": "test before training", "test": f"test at best{mark}"}
@@ -133,10 +127,10 @@ def results(run: Entry) -> list[dict[str, Any]]:
     lines |= {names.get(split, split): last[split] for split in (*others, "test") if split in last}
     found = []
     for name, line in lines.items():
-        ends = [format_score(run.metric, end) for end in run.intervals(line).get(run.metric, ())]
-        scores = metrics_of(line)
+        ends, scores = run.intervals(line).get(run.metric, ()), metrics_of(line)
+        interval = " to ".join(format_score(run.metric, end) for end in ends)
         ordered = {metric: scores[metric] for metric in (run.metric, *scores) if metric in scores}
-        found.append({"name": name, "step": line["step"], "interval": " to ".join(ends), **ordered})
+        found.append({"name": name, "step": line["step"], "interval": interval, **ordered})
     return found
 
 
@@ -225,26 +219,22 @@ def thin(rows: Sequence[Any], most: int) -> list[Any]:
 
 def _completions(run: Entry) -> dict[str, Any]:
     """Return what the model said of some dev rows at the start, the best step and the last, by step; {} for most."""
-    kept, lacking = run.run.completions(), {"kind", "step", "crc", "row"}
-    best = 0 if run.best is None else int(run.best["step"])
+    kept, best = run.run.completions(), 0 if run.best is None else int(run.best["step"])
     marks = {"start": min(kept, default=0), "best": best, "last": max(kept, default=0)}
     steps = sorted({*marks.values()} & {*kept})
     names = {step: [f"step {step:,}", *(name for name, at in marks.items() if at == step)] for step in steps}
     return {
-        "dev_completions": {
-            step: [{name: value for name, value in row.items() if name not in lacking} for row in kept[step]]
-            for step in steps
-        },
+        "dev_completions": {step: [leave_out(row, KEYS) for row in kept[step]] for step in steps},
         "step_names": {step: ", ".join(words) for step, words in names.items()},
     }
 
 
 def _commands(run: Entry) -> dict[str, str]:
-    """Return what can be done with the run -> the command for it; `Run again` may be the call from Python."""
     info, commands, words = run.info, {}, _words(run.info)
-    if words:
-        is_call = words[0] == "finetune"
-        commands["Run again"] = f"finetune({', '.join(words[1:])})" if is_call else shlex.join(["mezo", *words])
+    if words[:1] == ["finetune"]:
+        commands["Run again"] = f"finetune({', '.join(words[1:])})"
+    elif words:
+        commands["Run again"] = shlex.join(["mezo", *words])
     commands["With changes"] = shlex.join(["mezo", "train", "--from", relative_path(run.run.path), *own_reward(info)])
     if "argv" in info and run.status in ("interrupted", "failed"):  # not of a run that `mezo export --trajectory` wrote
         commands["Resume"] = run.run.command("resume", info=info)
@@ -272,23 +262,17 @@ def next_command(run: Entry) -> str:
     config, verdict, words = run.config, run.verdict, _words(run.info)
     if verdict in (None, "not_compared") or words[:1] != ["train"]:
         return ""
-    overrides, lr = [word for word in words[1:] if word != "-m"], config.optimizer.lr
-
-    def changed(verb: Sequence[str], key: str = "", value: str = "") -> str:
-        kept = [word for word in overrides if not key or word.partition("=")[0] != key]
-        return shlex.join(["mezo", *verb, *kept, *[f"{key}={value}"] * bool(key)])
-
     accuracies = [scores.get("intervals", {}).get("accuracy") for scores in baselines(run.summary).values()]
-    labels, lows = config.task.labels, [interval[0] for interval in accuracies if interval]
+    labels, lows, lr = config.task.labels, [interval[0] for interval in accuracies if interval], config.optimizer.lr
+    verb, key, value, why = ["doctor"], "", "", "what keeps it from learning"
     if verdict == "improved":
-        command, why = changed(["train", "-m"], "seed", "13,21,42,87,100"), "the same with more seeds"
+        verb, key, value, why = ["train", "-m"], "seed", "=13,21,42,87,100", "the same with more seeds"
     elif verdict in ("worse", "diverged"):
-        command, why = changed(["train"], "optimizer.lr", f"{lr / 3:.1g}"), f"a lower rate than {lr:g}"
+        verb, key, value, why = ["train"], "optimizer.lr", f"={lr / 3:.1g}", f"a lower rate than {lr:g}"
     elif config.objective.name in ("mlm", "lm") and len(labels) > 1 and lows and max(lows) <= 1 / len(labels):
-        command, why = changed(["data", "--words"]), "words that the model tells apart"
-    else:
-        command, why = changed(["doctor"]), "what keeps it from learning"
+        verb, why = ["data", "--words"], "words that the model tells apart"
     if isinstance(config.optimizer, PerturbationConfig) and config.objective.is_differentiable:
-        doctor = "it" if command.startswith("mezo doctor") else "mezo doctor"
+        doctor = "it" if verb == ["doctor"] else "mezo doctor"
         why += f"; {doctor} measures AdamW of a LoRA beside {config.optimizer.name}"
-    return f"{command}  # {why}"
+    kept = [word for word in words[1:] if word != "-m" and word.partition("=")[0] != key]
+    return f"{shlex.join(['mezo', *verb, *kept, *[key + value] * bool(key)])}  # {why}"

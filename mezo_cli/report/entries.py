@@ -16,12 +16,11 @@ from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
 from mezo_cli.report.settings import flatten, is_zero_shot, parts
 from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs, trajectory
-from mezo_cli.runs.contents import read_contents
 from mezo_cli.runs.scores import metrics_of, picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 SPLITS = ("dev", "train", "test", "test_before")
-LOGGED, REWARDS = ("step", "loss"), ("reward", "reward_min", "reward_max")  # of a training step's line
+LOGGED = ("step", "loss", "reward", "reward_min", "reward_max")  # of a training step's line
 BASELINES = {  # name in summary.json (objectives/comparison.py) -> in tables
     "label_shares": "threshold: label shares",
     "best_threshold": "threshold: best on train",
@@ -64,8 +63,8 @@ class Entry:
 
     def score(self, split: str, metric: str | None = None) -> float | None:
         """Return a metric (`self.metric` if not given) of the best checkpoint on a split, on dev of the best so far."""
-        scores = self.scores.get(split) or (self.best if split == "dev" and not self.finished else None)
-        return (scores or {}).get(metric or self.metric)
+        scores = self.scores.get(split) or (self.best if split == "dev" and not self.finished else None) or {}
+        return scores.get(metric or self.metric)
 
     @property
     def outcome(self) -> str:
@@ -87,7 +86,7 @@ class Entry:
             if line["kind"] == "eval":
                 evaluations.append(line)
             elif line["kind"] == "train":
-                columns = columns or {name: array("d") for name in (*LOGGED, *REWARDS) if name in line}
+                columns = columns or {name: array("d") for name in LOGGED if name in line}
                 for name, values in columns.items():
                     values.append(line[name])
         arrays = {name: np.array(values) for name, values in columns.items()}
@@ -121,8 +120,7 @@ class Entry:
 def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
     """Return label -> the fraction of the rows predicted as it, of an evaluation; empty where it counts no labels."""
     predicted = line.get("predicted") or {}
-    total = sum(predicted.values()) or 1
-    return {label: count / total for label, count in predicted.items()}
+    return {label: count / (sum(predicted.values()) or 1) for label, count in predicted.items()}
 
 
 def result_split(summary: Mapping[str, Any]) -> str:
@@ -141,9 +139,8 @@ def baselines(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Entry], list[str]]:
     """Return the runs under `folders`, each once, and one warning per directory that cannot be read as a run."""
-    runs = {run.path.resolve(): run for folder in folders for run in find_runs(folder)}
     entries, warnings = [], []
-    for run in runs.values():
+    for run in {run.path.resolve(): run for folder in folders for run in find_runs(folder)}.values():
         try:
             entries.append(read_entry(run))
         except (UserError, OSError) as error:
@@ -164,7 +161,7 @@ def no_runs(folders: Iterable[Path], warnings: list[str]) -> UserError:
 
 def read_entry(run: Run) -> Entry:
     """Return a run as its files are now; nothing is repaired."""
-    info, config, status, summary = read_contents(run)
+    info, config, status, summary = run.contents()
     done = summary["steps"] if summary else trajectory.length(run.trajectory)[0]
     entry = Entry(run, config, info, status, done, summary)
     for split in ["dev"] * bool(summary) + list(entry.scores):

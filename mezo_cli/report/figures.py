@@ -50,21 +50,13 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10.5,
     "font.sans-serif": ["DejaVu Sans"],
-    "axes.edgecolor": LIGHT["rule"],
-    "axes.labelcolor": LIGHT["quiet"],
     "text.color": LIGHT["ink"],
-    "xtick.color": LIGHT["quiet"],
-    "ytick.color": LIGHT["quiet"],
-    "axes.spines.left": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
+    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), LIGHT["quiet"]),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), LIGHT["rule"]),
+    **dict.fromkeys(("axes.spines.left", "axes.spines.top", "axes.spines.right", "ytick.left", "xtick.bottom"), False),
+    **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
     "axes.grid.axis": "y",
-    "grid.color": LIGHT["rule"],
     "grid.linewidth": 0.8,
-    "ytick.left": False,
-    "xtick.bottom": False,
     "axes.xmargin": 0.02,
     "path.simplify_threshold": 1.0,  # of a noisy curve: about as many points as the figure is wide
     "lines.solid_capstyle": "round",
@@ -140,9 +132,8 @@ def run_figures(run: Entry, name: str) -> list[dict[str, Any]]:
 def draw_batches(axes: "Axes", logged: Mapping[str, np.ndarray], dev: pd.DataFrame) -> Drawn:
     """Draw the values of the steps thin and, over them, their mean over neighbours; of a reward the band, and dev."""
     is_reward = "reward_max" in logged
-    names = ("reward", "reward_min", "reward_max") if is_reward else ("loss",)
-    rows = pd.DataFrame(dict(zip(("value", "low", "high"), (logged[name] for name in names), strict=False)))
-    rows = rows.set_index(logged["step"])
+    names = {"value": "reward", "low": "reward_min", "high": "reward_max"} if is_reward else {"value": "loss"}
+    rows = pd.DataFrame({column: logged[name] for column, name in names.items()}, logged["step"])
     window = 2 * max(len(rows) // (2 * SMOOTHING), 1) + 1 if len(rows) >= FEWEST else 1
     smooth = rows.rolling(window, center=True, min_periods=1).mean()
     if window > 1 and not is_reward:
@@ -153,7 +144,7 @@ def draw_batches(axes: "Axes", logged: Mapping[str, np.ndarray], dev: pd.DataFra
         note = f"Thin: as logged. Thick: the mean of {window} neighbouring values." if window > 1 else ""
         return Drawn("Training loss", note)
     note = "The band is from the least to the greatest reward of the members of a step."
-    note += f" Lines: means of {window} neighbouring values." if window > 1 else ""
+    note += f" Lines: means of {window} neighbouring values." * (window > 1)
     legend = [("c1", "train, mean of the members")]
     if "reward" in dev:
         curve(axes, pd.DataFrame({"value": dev["reward"]}), "c3")
@@ -170,13 +161,11 @@ def draw_dev(axes: "Axes", run: Entry, dev: pd.DataFrame) -> Drawn:
     curve(axes, pd.DataFrame({"value": scores}), "c3")
     axes.plot(*place, "o", markersize=9, markerfacecolor=LIGHT["page"], markeredgecolor=LIGHT["c3"], mew=2)
     axes.margins(y=0.16)
-    late = at > 0.6 * dev.index[-1]
-    side: dict[str, Any] = {"ha": "right", "xytext": (8, 9)} if late else {"ha": "left", "xytext": (-8, 9)}
-    axes.annotate(f"best {best}", place, textcoords="offset points", weight="bold", **side)
+    side, x = ("right", 8) if at > 0.6 * dev.index[-1] else ("left", -8)
+    axes.annotate(f"best {best}", place, (x, 9), textcoords="offset points", weight="bold", ha=side)
     score_axis(axes, metric)
     step_axis(axes)
-    start = format_score(metric, dev[metric].iloc[0], "%")
-    note = f"Dashed: {start} before the first step. Best: {best} at step {at}."
+    note = f"Dashed: {format_score(metric, dev[metric].iloc[0], '%')} before the first step. Best: {best} at step {at}."
     return Drawn(f"{metric.capitalize()} on dev", note)
 
 
@@ -255,8 +244,8 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
     To the right of the curves stand our test score (filled, with its std) and the paper's (hollow). A dashed line is
     what the untrained model scores on dev at a moved threshold, the best of those that are known.
     """
-    furthest = max(rows.index.max() for _, rows in lines) or 1
-    x, legend, factor = 1.06 * furthest, [], scale(lines[0][0].metric)
+    furthest, metric = max(rows.index.max() for _, rows in lines) or 1, lines[0][0].metric
+    x, legend, factor = 1.06 * furthest, [], scale(metric)
     for number, (group, rows) in enumerate(lines):
         if number >= len(SERIES):
             curve(axes, rows, "quiet", linewidth=0.8, marker="", zorder=1.5)
@@ -274,19 +263,17 @@ def draw_lines(axes: "Axes", title: str, lines: Sequence[Line]) -> Drawn:
         curve(axes, rows, name, linewidth=1.8, marker=marker, zorder=2 - number / 1000, label=label)
         x += 0.035 * furthest * (group.mean is not None or of_paper is not None)
         legend.append((name, text))
-    metric = lines[0][0].metric
     biased = [run.summary.get("baselines") or {} for group, _ in lines for run in group.results]
-    moved = [of["dev"][metric] for each in biased for of in each.values() if metric in of.get("dev", {})]
-    if moved:
+    if moved := [of["dev"][metric] for each in biased for of in each.values() if metric in of.get("dev", {})]:
         text = f"the untrained model at a moved threshold: dev {format_mean(metric, max(moved), None)}"
         axes.axhline(factor * max(moved), color=LIGHT["quiet"], linestyle="--", linewidth=1, label=text, zorder=1)
         legend.append(("quiet", text))
     axes.set_xlim(-0.03 * furthest, x if x > 1.06 * furthest else 1.03 * furthest)
     score_axis(axes, metric)
     step_axis(axes, str(lines[0][1].index.name))
-    rest = [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(SERIES) :]]
-    named = ", ".join(rest[: len(SERIES)]) + (f" and {len(rest) - len(SERIES)} more" if len(rest) > len(SERIES) else "")
-    legend += [("quiet", f"thin: {named}")] * bool(rest)
+    if rest := [group.title.removeprefix(f"{group.task} ") for group, _ in lines[len(SERIES) :]]:
+        more = f" and {len(rest) - len(SERIES)} more" if len(rest) > len(SERIES) else ""
+        legend.append(("quiet", f"thin: {', '.join(rest[: len(SERIES)])}{more}"))
     note = "Lines: mean over the seeds, with a band of one standard deviation. Filled diamonds: test at the best"
     note += " checkpoint. Hollow diamonds: the paper's test score."
     return Drawn(title, note, legend)
@@ -309,8 +296,7 @@ def paper_figure(shown: Mapping[str, Sequence[Line]], path: Path) -> None:
         for axes, (title, lines) in zip(sheet.subplots(len(shown), squeeze=False).flat, shown.items(), strict=True):
             draw_lines(axes, title, lines)
             axes.set_title(_plain(title), loc="left", parse_math=False)
-            legend = axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-            for text in legend.get_texts():
+            for text in axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False).get_texts():
                 text.set_parse_math(False)
         file, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
         sheet.savefig(file, format=path.suffix[1:], metadata=undated[path.suffix])
@@ -362,5 +348,5 @@ def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *w
     for variable, light in LIGHT.items():
         text = text.replace(light, f"var(--{variable})")
     label = escape(printable(f"{drawn.title}. {drawn.note}"))
-    head = f'<svg class="plot" role="img" aria-label="{label}"'
-    return {**drawn._asdict(), "svg": head + text[text.index("<svg") + len("<svg") :]}
+    head, rest = f'<svg class="plot" role="img" aria-label="{label}"', text.partition("<svg")[2]
+    return {**drawn._asdict(), "svg": head + rest}

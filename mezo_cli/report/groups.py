@@ -32,6 +32,7 @@ from mezo_cli.report.settings import (
 )
 
 PROMPT = ("task.template", "task.labels", "task.label_words")
+SEEDS = attrgetter("data_seed", "config.seed", "seeds")  # of a run
 WITHOUT_GAIN = {"not_improved", "within_noise", "worse", "diverged"}  # verdicts
 
 
@@ -42,10 +43,9 @@ class Group:
         self.entries, self.settings, self.config = entries, entries[0].common, entries[0].config
         config = self.config
         self.task, self.model, self.metric = config.task.name, entries[0].model, config.shown_metric
-        self.steps = config.steps
         self.objective, self.loss, self.method = config.objective.name, config.objective.loss, method_name(config)
         self.demo = config.data.name == "demo"  # its rows are not those of the task
-        self.zero_shot = is_zero_shot(config)
+        self.zero_shot, self.steps = is_zero_shot(config), config.steps
         self.shots: int | None = 0 if self.zero_shot else entries[0].shots
         self.paper = paper_of(self.model)
         self.unusual = unusual_settings(config, self.paper.usual_settings(self.method))  # key -> the paper's value
@@ -92,8 +92,7 @@ class Group:
     def title(self) -> str:
         """Task, shots and label, for a note; with model, objective and steps if these three are ambiguous."""
         text = f"{self.task} {format_shots(self.shots)} {self.label}"
-        more = f", {self.model} {self.objective} {self.loss}, steps={self.steps}"
-        return text + (more if self.ambiguous else "")
+        return text + f", {self.model} {self.objective} {self.loss}, steps={self.steps}" * self.ambiguous
 
     @property
     def missing(self) -> list[int]:
@@ -120,12 +119,11 @@ class Group:
         return list(dict.fromkeys(texts))
 
     def _unfinished(self) -> list[str]:
-        """Return which runs have no result, and which seeds were run at other points of the grid than the rest."""
         runs = sorted(self.runs, key=lambda run: (run.point, run.data_seed, run.config.seed))
         starts = {point: f"{name}: " if len(self.points) > 1 else "" for point, name in self.points.items()}
         texts = [f"{starts[run.point]}seed {run.seeds} {run.trouble()}" for run in runs if not run.finished]
-        tried: dict[str, list[str]] = defaultdict(list)
-        for (_, _, name), of_seed in groupby(sorted(runs, key=_seeds), _seeds):
+        tried = defaultdict(list)
+        for (_, _, name), of_seed in groupby(sorted(runs, key=SEEDS), SEEDS):
             tried["; ".join(self.points[run.point] for run in of_seed)].append(f"seed {name}")
         if len(tried) > 1 and not self.zero_shot:
             places = " | ".join(f"{', '.join(names)} at {points}" for points, names in tried.items())
@@ -133,13 +131,12 @@ class Group:
         return texts
 
     def _pick(self) -> dict[int, list[Entry]]:
-        """Return data seed -> the finished runs at its best point; a point has the means over its run seeds."""
         cells: dict[tuple[int, Point], list[Entry]] = defaultdict(list)
-        for run in sorted((run for run in self.runs if run.finished), key=_seeds):
+        for run in sorted((run for run in self.runs if run.finished), key=SEEDS):
             cells[run.data_seed, run.point].append(run)
 
         def rank(runs: Sequence[Entry]) -> tuple[Any, ...]:
-            scores = {self.metric: mean_score(runs, "dev", self.metric), "loss": mean_score(runs, "dev", "loss")}
+            scores = {name: mean_score(runs, "dev", name) for name in (self.metric, "loss")}  # over the run seeds
             mostly_diverged = sum(run.verdict == "diverged" for run in runs) > len(runs) / 2
             return (mostly_diverged, *self.config.rank(scores), runs[0].point)
 
@@ -147,10 +144,6 @@ class Group:
         for runs in sorted(cells.values(), key=rank):
             best.setdefault(runs[0].data_seed, runs)
         return dict(sorted(best.items()))
-
-
-def _seeds(run: Entry) -> tuple[int, int, str]:
-    return run.data_seed, run.config.seed, run.seeds
 
 
 def mean_score(runs: Sequence[Entry], split: str, metric: str) -> float | None:
@@ -185,14 +178,11 @@ def _current_runs(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
 
 def group_runs(entries: Iterable[Entry]) -> list[Group]:
     """Sort runs into groups, in the order of the table: model, objective, task, shots, method, steps."""
-    entries, first = list(entries), dict[str, int]()
-    for entry in entries:
-        if entry.data is not None:
-            first[entry.data] = min(first.get(entry.data, entry.data_seed), entry.data_seed)
-    by_settings: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries:
+    entries, first, by_settings = list(entries), dict[str, int](), defaultdict[str, list[Entry]](list)
+    for entry in sorted(entries, key=attrgetter("data_seed")):
         if entry.data is not None:  # with fixed files `data.seed`, which follows `seed`, has drawn nothing
-            entry.data_seed = first[entry.data]
+            entry.data_seed = first.setdefault(entry.data, entry.data_seed)
+    for entry in entries:
         by_settings[entry.group].append(entry)
     groups = [Group(members) for members in by_settings.values()]
     # Expected is each data seed that was used for the task, shots and model; if all are the paper's, all five of these.
@@ -212,7 +202,6 @@ def group_runs(entries: Iterable[Entry]) -> list[Group]:
 
 
 def _alike(groups: Sequence[Group], *names: str) -> Collection[list[Group]]:
-    """Return the groups in lists of those that have the same attributes."""
     found: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
     for group in groups:
         found[attrgetter(*names)(group)].append(group)
@@ -248,9 +237,8 @@ def unlike_paper(group: Group) -> list[str]:
             texts.append(f"{len(ours)} of {len(seeds)} data seeds")
         elif ours != seeds:
             texts.append(f"data seeds {', '.join(map(str, sorted(ours)))}")
-    built_in = default_settings(group.config)
-    prompt = [key for key in values if matches(key, (*PROMPT, f"task.{group.objective}."))]
-    if any(values[key] != built_in.get(key) for key in prompt):
+    built_in, prompt = default_settings(group.config), (*PROMPT, f"task.{group.objective}.")
+    if any(value != built_in.get(key) for key, value in values.items() if matches(key, prompt)):
         texts.append("another prompt")
     if data.eval_limit is not None and data.eval_limit < TEST_ROWS:
         texts.append(f"tested on at most {data.eval_limit} rows")

@@ -88,6 +88,6 @@ def _cell(value: Any) -> Any:
     """Return a list or mapping as the text of one cell: `13 21`, `negative:4 positive:6`, sentences with semicolons."""
     if isinstance(value, Mapping):
         value = " ".join(f"{key}:{entry}" for key, entry in value.items())
-    if isinstance(value, list):
+    elif isinstance(value, list):
         value = ("; " if any(isinstance(entry, str) for entry in value) else " ").join(map(str, value))
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

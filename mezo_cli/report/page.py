@@ -100,15 +100,14 @@ def render(report: Report, progress: Progress) -> str:
     }
     content = several if len(report.runs) > 1 else {"title": sections[0]["title"], "single": sections[0]}
     source = find_table().source if any(group.paper_number for group in report.groups) else ""
-    template, script = _environment().get_template("page.html"), (TEMPLATES / "sort.js").read_text(encoding="utf-8")
+    script = (TEMPLATES / "sort.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run
-    facts = {"written": utc_now()[:10], "paper": source, "version": package_version()}
-    return template.render(**content, **facts, script=script, script_hash=script_hash)
+    more = {"paper": source, "version": package_version(), "script": script, "script_hash": script_hash}
+    return _environment().get_template("page.html").render(**content, **more, written=utc_now()[:10])
 
 
 @cache
 def _environment() -> "Environment":
-    """Return what renders a template; `style` is the style sheet, with the colours of both schemes."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -122,15 +121,13 @@ def _environment() -> "Environment":
     light, dark = ("; ".join(f"--{name}: {both[at]}" for name, both in COLOURS.items()) for at in (0, 1))
     swatches = "\n".join(f".s-{name} {{ --swatch: var(--{name}); }}" for name in (*SERIES, "quiet"))
     dark_scheme = f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
-    text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    style = f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n{text}"
-    environment.globals["style"] = style
+    start = f":root {{ {light}; color-scheme: light dark; }}\n{dark_scheme}\n{swatches}\n"
+    environment.globals["style"] = start + (TEMPLATES / "style.css").read_text(encoding="utf-8")
     environment.filters["numbers"] = lambda row: ", ".join(f"{name} {v:.4g}" for name, v in metrics_of(row).items())
     return environment
 
 
 def _section(run: Entry, told: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return what the template shows of a run: its document, with `settings` as a table, and more."""
     settings = [
         {"setting": key, **{name: format_value(value) for name, value in one.items()}}
         for key, one in told["settings"].items()
@@ -151,14 +148,13 @@ def _section(run: Entry, told: Mapping[str, Any], number: int) -> dict[str, Any]
 
 
 def _key_numbers(run: Entry, told: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the numbers that a reader looks for first, the result before all others: name, value, note."""
     numbers = []
     for result in sorted(told["results"], key=lambda one: not one["name"].startswith("test at best")):
         metric = run.metric if run.metric in result else run.config.shown_metric  # a removed bias has no loss
-        notes = ["no training"]
+        note = "no training"
         if "loss" in result:
-            notes = [f"step {result['step']:,}, loss {format_score('loss', result['loss'])}"]
-        notes += [f"95% interval {result['interval']}"] * bool(result["interval"])
+            note = f"step {result['step']:,}, loss {format_score('loss', result['loss'])}"
+        note += f"; 95% interval {result['interval']}" * bool(result["interval"])
         value = format_score(metric, result[metric], "%")
-        numbers.append({"name": f"{result['name']} ({metric})", "value": value, "note": "; ".join(notes)})
+        numbers.append({"name": f"{result['name']} ({metric})", "value": value, "note": note})
     return numbers

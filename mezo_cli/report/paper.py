@@ -84,20 +84,18 @@ class Paper:
     def grid(self, method: str, loss: str = "", task: str = "") -> Mapping[str, list[float]]:
         """Return the lowest and highest value of each key of a method's grid, on a task if it has its own."""
         label = f"{method} ({loss})" if f"{method} ({loss})" in self._settings else method
-        found: Mapping[str, str] = {}
-        for row in self._grid:
-            if row["method"] == label and (row["tasks"] == "-" or task in row["tasks"].split()):
-                found = row
-        ends = {key: text for key, text in found.items() if key not in ("method", "tasks") and text != "-"}
-        return {key: [float(end) for end in text.split()] for key, text in ends.items()}
+        rows = [one for one in self._grid if one["method"] == label]
+        found = [one for one in rows if one["tasks"] == "-" or task in one["tasks"].split()][-1:]
+        ends = {key: text for row in found for key, text in row.items() if key not in ("method", "tasks")}
+        return {key: [float(end) for end in text.split()] for key, text in ends.items() if text != "-"}
 
 
 def find_table(table: str = TABLE) -> Paper:
     """Return a table."""
-    if table not in _tables():
-        names = list(_tables())
-        raise UserError(f"--table {table}: allowed are {join(names)}{did_you_mean(table, names)}")
-    return _tables()[table]
+    tables = _tables()
+    if table not in tables:
+        raise UserError(f"--table {table}: allowed are {join(tables)}{did_you_mean(table, tables)}")
+    return tables[table]
 
 
 def paper_of(model: str) -> Paper:

@@ -23,7 +23,6 @@ from mezo_cli.runs.scores import MARK, format_score, scale
 
 Point = tuple[tuple[str, Any], ...]  # (key, value) of each setting of the grid
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")
-NOT_IN_LABELS = ("peft.head",)  # what else tells groups apart, or from the paper's rows, names it
 WITHOUT_EFFECT = (
     "logger.",
     "distributed.",
@@ -72,11 +71,6 @@ def flatten(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     return settings
 
 
-def unused(config: Config) -> tuple[str, ...]:
-    """Return the settings that have no effect with the run's method."""
-    return OF_STEPS if config.steps == 0 else ()
-
-
 @cache
 def matches(key: str, names: tuple[str, ...]) -> bool:
     """Return whether a key is one of the names or lies in one of the groups (`logger.`)."""
@@ -90,12 +84,11 @@ def leave_out(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, 
 
 def parts(config: Config, settings: Mapping[str, Any]) -> tuple[Point, dict[str, Any]]:
     """Return the point of the grid, and the settings that all runs of a group have in common."""
-    idle = unused(config)
+    idle = OF_STEPS if config.steps == 0 else ()
     point = ((key, value) for key, value in settings.items() if key in GRID and not matches(key, idle))
-    limit = LIMIT if config.at_limit == "stop" else ()
     sources = [f"task.{source}." for source in ("hub", "files") if config.data.name != source]
-    others = (*WITHOUT_EFFECT, *limit, *IN_OTHER_COLUMNS, *GRID, *idle, *sources)
-    return tuple(point), leave_out(settings, others)
+    others = (*WITHOUT_EFFECT, *IN_OTHER_COLUMNS, *GRID, *idle, *sources)
+    return tuple(point), leave_out(settings, others if config.at_limit != "stop" else (*others, *LIMIT))
 
 
 # --- the defaults ---
@@ -125,8 +118,7 @@ def changed_settings(config: Config) -> dict[str, dict[str, Any]]:
     expected, values = default_settings(config), flatten(to_dict(config))
     changed = {key: {"value": v, "default": expected.get(key)} for key, v in values.items() if v != expected.get(key)}
     choices = {f"{group}.name": group for group in _usual_choices()}
-    ordered = sorted(changed, key=lambda key: key not in choices)
-    return {choices.get(key, key): changed[key] for key in ordered}
+    return {choices.get(key, key): changed[key] for key in sorted(changed, key=lambda key: key not in choices)}
 
 
 def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,18 +127,17 @@ def unusual_settings(config: Config, usual: Mapping[str, Any]) -> dict[str, Any]
     The usual value is that of `usual`, else the choice's default (optimizer=adamw, peft=lora).
     """
     expected = default_settings(config) | dict(usual)
-    skipped = (*GRID, *NOT_IN_LABELS, *unused(config), "optimizer.name", "peft.name")
-    unusual = {
+    # What else tells groups apart, or from the paper's rows, names the last three.
+    skipped = (*GRID, *(OF_STEPS if config.steps == 0 else ()), "optimizer.name", "peft.name", "peft.head")
+    return {
         key: expected.get(key)
         for key, value in leave_out(flatten(to_dict(config)), skipped).items()
-        if key.startswith(("optimizer.", "peft.")) and value is not None and value != expected.get(key)
+        if key.startswith(("optimizer.", "peft.", "probe_c")) and value not in (None, expected.get(key))
     }
-    return unusual | ({"probe_c": None} if config.probe_c is not None else {})
 
 
 @cache
 def _usual_choices() -> Mapping[str, str]:
-    """Return the choice of each group in conf/config.yaml."""
     entries = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     choices = {name: choice for entry in entries if isinstance(entry, dict) for name, choice in entry.items()}
     return {name: choice for name, choice in choices.items() if name in GROUPS and choice}

@@ -22,16 +22,7 @@ INFERRED = (
 UNCERTAIN = "? the paper's number was read from a damaged table"
 COST_NOISE = 1.2
 # Settings that a column of `run_rows` shows anyway.
-SHOWN = (
-    "task.name",
-    "objective.name",
-    "objective.loss",
-    "optimizer.name",
-    "peft.name",
-    "model.path",
-    "seed",
-    "steps",
-)
+SHOWN = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "seed", "steps")
 UNIT = "percent; a metric that is no fraction, as it is"
 COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of means and stds, or of single runs
 
@@ -46,11 +37,10 @@ def comparison(
     entries, warnings = read_runs(folders)
     for text in warnings:
         warn(text)
-    if table is not None:
-        return paper_view(group_runs(entries), width, table)
-    if not entries:
+    if table is None and not entries:
         raise no_runs(folders, warnings)
-    return group_view(group_runs(entries))
+    groups = group_runs(entries)
+    return group_view(groups) if table is None else paper_view(groups, width, table)
 
 
 def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
@@ -73,8 +63,7 @@ def run_rows(runs: Sequence[Entry]) -> list[dict[str, str]]:
         }
         for name, split in (("dev", "dev"), ("before", "test_before"), ("test", "test")):
             row[name] = format_mean(run.metric, run.score(split), marked=run.picked_start and name != "before")
-        row["verdict"] = run.verdict or "-"
-        rows.append(row)
+        rows.append({**row, "verdict": run.verdict or "-"})
     return rows
 
 
@@ -85,27 +74,21 @@ def group_view(groups: Sequence[Group]) -> Comparison:
         same = list(members)
         table = make_table(title, [_group_row(group) for group in same], left=4)
         empty = [name for name in ("paper", "diff") if not table["paper"].any()]
-        empty += [name for name in ("before", "verdict") if (table[name] == "-").all()]
+        empty += [name for name in ("before", "verdict", "chosen") if (table[name] == "-").all()]
         for name in ("peak GB", "s/step"):  # a cost that differs between groups by no more than the noise of a machine
             costs = [cost for group in same if (cost := _costs(group)[name])]
             empty += [name] if not costs or max(costs) <= COST_NOISE * min(costs) else []
-        if (table["chosen"] == "-").all():
-            empty.append("chosen")
-            table.attrs["left"] = 3
+        table.attrs["left"] -= "chosen" in empty
         tables.append(table.drop(columns=empty))
     records = [_group_record(group) for group in groups]
-    details = [
-        {**record, "seeds": _seed_details(group), "settings": group.settings}
-        for group, record in zip(groups, records, strict=True)
-    ]
+    pairs = zip(groups, records, strict=True)
+    details = [{**record, "seeds": _seed_details(group), "settings": group.settings} for group, record in pairs]
     document = {"protocol": PROTOCOL, "unit": UNIT, "paper": find_table().source, "groups": details}
     return Comparison(tables, _group_notes(groups), records, document)
 
 
 def _group_row(group: Group) -> dict[str, str | None]:
-    """Return the cells of a group, by column."""
     marks = [group.metric] * (group.metric != "accuracy") + ["demo data"] * group.demo
-    difference = "" if group.difference is None else f"{group.difference:+.1f}{' *' if unlike_paper(group) else ''}"
     return {
         "task": f"{group.task} ({', '.join(marks)})" if marks else group.task,
         "shots": format_shots(group.shots, ""),
@@ -119,12 +102,11 @@ def _group_row(group: Group) -> dict[str, str | None]:
         "verdict": group.verdict or None,
         **{name: "" if value is None else f"{value:.2g}" for name, value in _costs(group).items()},
         "paper": "" if group.paper_number is None else group.paper_number.text,
-        "diff": difference,
+        "diff": "" if group.difference is None else f"{group.difference:+.1f}{' *' * bool(unlike_paper(group))}",
     }
 
 
 def _costs(group: Group) -> dict[str, float | None]:
-    """Return the medians of the peak memory and of the seconds per step of the runs that count."""
     peaks = [run.summary["peak_memory_bytes"] / 1e9 for run in group.results if run.summary.get("peak_memory_bytes")]
     steps = [run.summary["seconds"] / run.summary["steps"] for run in group.results if run.summary.get("steps")]
     figures = {"peak GB": peaks, "s/step": steps}
@@ -132,19 +114,17 @@ def _costs(group: Group) -> dict[str, float | None]:
 
 
 def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[str]:
-    """Return notes on runs without a result, grids, what differs from the paper, and what the marks mean."""
     notes = [f"{group.title}: {text}" for group in groups for text in (*group.troubles, *group.edges())]
-    for group in groups if with_missing else ():
-        if absent := sorted(group.expected - {run.data_seed for run in group.runs}):
+    for group in groups:
+        if with_missing and (absent := sorted(group.expected - {run.data_seed for run in group.runs})):
             notes.append(f"{group.title}: not run: seed{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}")
-    notes += [NOTE] if any(group.at_start for group in groups) else []
+    notes += [NOTE] * any(group.at_start for group in groups)
     for group in groups:
         if 0 < len(group.at_start) < len(group.picks):
             notes.append(f"{group.title}: {MARK} for {len(group.at_start)} of {len(group.picks)} data seeds")
         if diverged := sum(run.verdict == "diverged" for run in group.entries):
             notes.append(f"{group.title}: {diverged} of {len(group.entries)} runs diverged")
-        other = unlike_paper(group) if group.difference is not None else []
-        if other:
+        if group.difference is not None and (other := unlike_paper(group)):
             notes.append(f"{group.title}: * unlike the paper: {'; '.join(other)}")
     if any(group.paper_number is not None and group.paper_number.uncertain for group in groups):
         notes.append(UNCERTAIN)
@@ -152,8 +132,7 @@ def _group_notes(groups: Sequence[Group], with_missing: bool = False) -> list[st
 
 
 def _group_record(group: Group) -> dict[str, Any]:
-    """Return a group as plain values."""
-    number, difference = group.paper_number, group.difference
+    difference = group.difference
     return {
         **{name: getattr(group, name) for name in ("task", "metric", "shots", "model", "objective", "loss", "method")},
         "label": group.label,
@@ -163,7 +142,7 @@ def _group_record(group: Group) -> dict[str, Any]:
         "before_mean": shown_value(group.metric, group.before),
         "test_mean": shown_value(group.metric, group.mean),
         "test_std": shown_value(group.metric, group.std),
-        **_paper_fields(number),
+        **_paper_fields(group.paper_number),
         "difference": None if difference is None else round(difference, 4),
         "unlike_paper": "; ".join(unlike_paper(group)) if difference is not None else None,
         "seeds": list(group.picks),
@@ -178,17 +157,15 @@ def _group_record(group: Group) -> dict[str, Any]:
 
 
 def _paper_fields(number: Number | None) -> dict[str, float | bool | None]:
-    fields = ("paper_mean", "paper_std", "paper_uncertain")
-    return dict.fromkeys(fields) if number is None else dict(zip(fields, number[1:], strict=True))
+    values = (None, None, None) if number is None else number[1:]
+    return dict(zip(("paper_mean", "paper_std", "paper_uncertain"), values, strict=True))
 
 
 def _seed_details(group: Group) -> dict[str, Any]:
-    """Return data seed -> its scores, the picked point and its runs."""
+    splits = {"dev": "dev", "before": "test_before", "test": "test"}
     return {
         str(seed): {
-            "dev": shown_value(group.metric, mean_score(runs, "dev", group.metric)),
-            "before": shown_value(group.metric, mean_score(runs, "test_before", group.metric)),
-            "test": shown_value(group.metric, mean_score(runs, "test", group.metric)),
+            **{key: shown_value(group.metric, mean_score(runs, of, group.metric)) for key, of in splits.items()},
             "verdicts": [run.verdict for run in runs],
             "picked": dict(runs[0].point),
             "runs": [run.location for run in runs],
@@ -208,13 +185,12 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     shown = [group for group in of_table if whole.section(group.model, group.shots) in sections]
     first = "shots" if whole.has_shots else "model"
     lines = make_table("", [line for section in sections for line in _section_lines(whole, section, first, shown)], 2)
-    size = max(1, (width - 40) // COLUMN[whole.has_shots])  # tasks beside each other
-    parts = np.array_split(list(whole.tasks), -(-len(whole.tasks) // size))
+    beside = max(1, (width - 40) // COLUMN[whole.has_shots])
+    parts = np.array_split(list(whole.tasks), -(-len(whole.tasks) // beside))
     notes = [f"paper: {whole.source}; {whole.about}", *whole.notes, *_group_notes(shown, with_missing=True)]
-    is_uncertain = any(number.uncertain for row in whole.rows for number in row.numbers.values())
-    notes += [UNCERTAIN] if is_uncertain and UNCERTAIN not in notes else []
-    rest = len(groups) - len(shown)
-    notes += [f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare"] * bool(rest)
+    notes += [UNCERTAIN] * any(number.uncertain for row in whole.rows for number in row.numbers.values())
+    if rest := len(groups) - len(shown):
+        notes.append(f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare")
     cells = [cell for row in whole.rows for cell in _paper_cells(whole, row, shown)]
     cells += [{"row": None, **_group_record(group)} for group in shown if group.paper_row is None]
     document = {"paper": whole.source, "unit": UNIT, "cells": cells}
@@ -239,9 +215,9 @@ def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Grou
         for name, members in same.items():
             cells = {}
             for group in members:
-                score = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
-                counts = f" {len(group.picks)}/{len(group.expected)}" if group.missing else ""
-                cells[group.task] = f"{score}{counts}"
+                cells[group.task] = format_mean(group.metric, group.mean, group.std, bool(group.at_start))
+                if group.missing:
+                    cells[group.task] += f" {len(group.picks)}/{len(group.expected)}"
             lines.append({"method": name, **missing, **cells})
             points = {one.task: f"{one.difference:+.1f}" for one in members if one.difference is not None}
             lines += [{"method": "  difference", **empty, **points}] if points else []
@@ -250,14 +226,14 @@ def _section_lines(table: Paper, section: str, first: str, groups: Sequence[Grou
 
 def _own_name(group: Group) -> str:
     """Return `  yours` and the settings that differ from the paper's row; in full where there is no such row."""
-    steps = [f"steps={group.steps}"] * bool(group.steps)
+    steps = f"steps={group.steps}" if group.steps else ""
     if group.paper_row is None:
         usual = {*group.paper.tasks.get(group.task, {}).get("objectives", ()), "cross_entropy"}
         objective = [text for text in (group.objective, group.loss) if text not in usual]
-        return f"yours: {', '.join([group.label, group.model, *objective, *steps])}"
+        return f"yours: {', '.join(filter(None, [group.label, group.model, *objective, steps]))}"
     if group.steps == group.paper.settings(group.method).get("steps"):
-        steps = []
-    variant = ", ".join(filter(None, [group.label.removeprefix(group.method).strip(" ()"), *steps]))
+        steps = ""
+    variant = ", ".join(filter(None, [group.label.removeprefix(group.method).strip(" ()"), steps]))
     return f"  yours: {variant}" if variant else "  yours"
 
 

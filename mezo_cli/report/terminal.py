@@ -42,10 +42,8 @@ def show_document(run: Mapping[str, Any], console: Console) -> None:
     console.print()
     for text, indent in _rows(run, width):
         say(text, indent)
-    settings = {
-        key: f"{format_value(one['value'])} (default {format_value(one['default'])})"
-        for key, one in run["settings"].items()
-    }
+    values = {key: [format_value(one[of]) for of in ("value", "default")] for key, one in run["settings"].items()}
+    settings = {key: f"{value} (default {default})" for key, (value, default) in values.items()}
     lists = {"how it went": _steps(run), "settings that differ from the defaults": settings}
     for title, pairs in {**lists, "where it ran": run["facts"]}.items():
         table = make_table("", "")
@@ -61,10 +59,9 @@ def show_document(run: Mapping[str, Any], console: Console) -> None:
 
 def result_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the table of results as lines for a log."""
-    console = Console(file=io.StringIO(), width=LOG_WIDTH, force_terminal=False, force_jupyter=False)
-    with console.capture() as printed:
-        console.print(result_table(results))
-    return [line.rstrip() for line in printed.get().splitlines()]
+    file = io.StringIO()
+    Console(file=file, width=LOG_WIDTH, force_terminal=False, force_jupyter=False).print(result_table(results))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def result_table(results: Sequence[Mapping[str, Any]]) -> TextTable:
@@ -80,7 +77,6 @@ def result_table(results: Sequence[Mapping[str, Any]]) -> TextTable:
 
 
 def _rows(run: Mapping[str, Any], width: int) -> Iterable[tuple[str, str]]:
-    """Yield lines about test rows, and about what was said of dev rows, each with its indent."""
     if run["no_test_rows"]:
         yield run["no_test_rows"], ""
     for name, rows in (("correct", run["right"]), ("wrong", run["wrong"])):
@@ -91,32 +87,28 @@ def _rows(run: Mapping[str, Any], width: int) -> Iterable[tuple[str, str]]:
             text = " / ".join(row["columns"].values())
             short = textwrap.shorten(text, max(20, width - 40 - len(label)), placeholder=" ...")
             yield f"{row['predicted']} {row['probabilities'][row['predicted']]:.2f}{label}: {short}", "  "
-    completions = run["completions"]
-    if completions:
-        yield f"{min(EXAMPLES, len(completions))} test rows, from the best completion to the worst", ""
-    for row in thin(completions, EXAMPLES):
+    if run["completions"]:
+        yield f"{min(EXAMPLES, len(run['completions']))} test rows, from the best completion to the worst", ""
+    for row in thin(run["completions"], EXAMPLES):
         scores = ", ".join(f"{name} {value:.4g}" for name, value in metrics_of(row).items())
-        texts = [value for value in row.values() if isinstance(value, str)]  # the prompt, the completion
-        yield f"{scores}: {' / '.join(texts)}"[: EXAMPLE_WIDTH * width], "  "
+        texts = " / ".join(value for value in row.values() if isinstance(value, str))  # the prompt, the completion
+        yield f"{scores}: {texts}"[: EXAMPLE_WIDTH * width], "  "
     for step, rows in list(run["dev_completions"].items())[-1:]:
         yield f"dev rows at {run['step_names'][step]}", ""
         yield from ((describe_completion(row), "  ") for row in rows[:EXAMPLES])
 
 
 def _steps(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return how losses and predictions have changed, the scalars of the steps and the speed."""
     pairs, dev, metric = {}, run["dev"], run["metric"]
-    if run["loss"]:
-        steps, values = run["loss"]["steps"], run["loss"]["values"]
-        pairs["loss"] = ", ".join(f"{values[at]:.4f} at step {steps[at]:,}" for at in (0, -1))
+    if loss := run["loss"]:
+        pairs["loss"] = ", ".join(f"{loss['values'][at]:.4f} at step {loss['steps'][at]:,}" for at in (0, -1))
     if dev:
         scores = [format_score(metric, line[metric]) for line in dev]
-        shown = scores if len(scores) <= 8 else [*scores[:4], "...", *scores[-4:]]
-        pairs[f"dev {metric}"] = " ".join(shown)
+        pairs[f"dev {metric}"] = " ".join(scores if len(scores) <= 8 else [*scores[:4], "...", *scores[-4:]])
         first, last = (dev[at]["predicted_fractions"] for at in (0, -1))
         pairs |= {f"predicted {label}": f"{100 * first[label]:.0f}% to {100 * last[label]:.0f}%" for label in first}
-    symbol, stats = run["symbol"], run[run["scalar"]]
+    stats = run[run["scalar"]]
     if stats["zero_fraction"] is not None:
         sizes = f"mean {stats['mean_abs']:.2g}, up to {stats['max_abs']:.2g}"
-        pairs[f"|{symbol}|"] = f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"
+        pairs[f"|{run['symbol']}|"] = f"{100 * stats['zero_fraction']:.1f}% zero, {sizes}"
     return pairs

@@ -114,7 +114,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file in one step, see `replace`. Text is UTF-8."""
 
     def write(temporary: Path) -> None:
-        with open(temporary, "xb", opener=no_link) as file:
+        with open(temporary, "xb") as file:  # which follows no link
             file.write(content.encode() if isinstance(content, str) else content)
 
     replace(path, write)

@@ -10,6 +10,7 @@ from mezo_cli.runs.atomic import file_sha256, new_folder, remove, sync, write_er
 from mezo_cli.runs.jsonl import read_object, write_object
 
 NAMES = ("best", "last")
+OLD = ".{}.old"  # of the name of a checkpoint that a new one replaces
 CHECKSUMS = "mezo.json"  # {"step": ..., "sha256": {file name: checksum}}
 HINT = "; remove the checkpoint's folder, and its step is replayed from the trajectory"
 
@@ -19,7 +20,7 @@ def save(folder: Path, name: str, step: int, write: Callable[[Path], None]) -> N
 
     The old one is removed when the new one is on the disk, name and all. It stays if that raises RunFailed.
     """
-    final, old = folder / name, _old(folder, name)
+    final, old = folder / name, folder / OLD.format(name)
 
     def write_with_checksums(new: Path) -> None:
         write(new)
@@ -56,7 +57,7 @@ def verify(checkpoint: Path) -> None:
 def repair(folder: Path) -> None:
     """Undo or finish the swap of `save` if a crash interrupted it. Must not be called while the run is running."""
     for name in NAMES if not folder.is_symlink() else ():
-        old, final = _old(folder, name), folder / name
+        final, old = folder / name, folder / OLD.format(name)
         with contextlib.suppress(OSError):  # another process did it first, or the run is read-only
             if old.is_dir() and not old.is_symlink():
                 remove(old) if final.exists() else os.rename(old, final)
@@ -67,7 +68,3 @@ def find_run(checkpoint: Path) -> Path | None:
     folder = checkpoint.resolve()
     run = folder.parent.parent
     return run if folder.parent.name == "checkpoints" and (run / "config.yaml").is_file() else None
-
-
-def _old(folder: Path, name: str) -> Path:
-    return folder / f".{name}.old"

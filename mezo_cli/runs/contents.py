@@ -1,22 +1,14 @@
-"""What run.json and summary.json hold, of which no value is of another type; and what the files of a run say together.
-
-A finished run's files are its own: run.json, written last, has a checksum of the size and the end of each (`Run.ends`).
-"""
+"""What run.json and summary.json hold, of which no value is of another type."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError, shorten
-from mezo_cli.runs import trajectory
-
-if TYPE_CHECKING:
-    from mezo_cli.runs.run import Run
 
 # ruff: noqa: UP013  # parts of the files, a line each
 Count = Annotated[int, Field(ge=0)]
@@ -121,18 +113,3 @@ class Contents(NamedTuple):
     config: Config
     status: str
     summary: dict[str, Any]
-
-
-def read_contents(run: "Run") -> Contents:
-    """Read what a run says, each file once. A finished run lacks none of its files, and they are no other run's."""
-    info, text = run.read()
-    config, status = read_config(run.path / "config.yaml", text), run.status(info)
-    if status != "finished":
-        return Contents(info, config, status, {})
-    summary, (recorded, rest) = run.read_summary(), trajectory.length(run.trajectory)
-    if config.optimizer.replayable and (recorded, rest) != (summary["steps"], 0):
-        more = f" and {rest} bytes more" if rest else ""
-        held = f"it holds {recorded} of the run's {summary['steps']} steps{more}"
-        raise UserError(f"{run.trajectory} is damaged: {held}")
-    run.check_ends(info)
-    return Contents(info, config, status, summary)

@@ -9,7 +9,7 @@ import collections
 import itertools
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import name_in_errors, no_link, read_json, sync, write_atomically
 
 METRICS = "metrics.jsonl"
+NO_CRC = "00000000"  # before the first line of a log
 
 # --- objects ---
 
@@ -33,31 +34,20 @@ def read_object(path: Path, hint: str = "") -> dict[str, Any]:
 
 def check_object(path: Path, values: Mapping[str, Any], hint: str = "") -> dict[str, Any]:
     """Return an object that was read from a file without its checksum, which it has to match."""
-    if verify_checksum(values) is None:
+    if add_checksum(values) != values:
         raise UserError(f"{path} is damaged: it does not match its own checksum{hint}")
     return {key: value for key, value in values.items() if key != "crc"}
 
 
-def add_checksum(values: Mapping[str, Any], before: int = 0) -> dict[str, Any]:
+def add_checksum(values: Mapping[str, Any], before: str = NO_CRC) -> dict[str, Any]:
     """Return the values with their `crc`; `before` is the crc of the previous line of a log.
 
     Raises:
         ValueError: for a number that is not finite, which JSON cannot represent.
     """
-    return {**values, "crc": f"{_crc(values, before):08x}"}
-
-
-def verify_checksum(values: Any, before: int = 0) -> int | None:
-    """Return the crc of an object; None if the object does not match it."""
-    if not isinstance(values, dict):
-        return None
-    crc = _crc(values, before)
-    return crc if values.get("crc") == f"{crc:08x}" else None
-
-
-def _crc(values: Mapping[str, Any], before: int) -> int:
     kept = {key: value for key, value in values.items() if key not in ("seconds", "crc")}
-    return zlib.crc32(json.dumps(kept, allow_nan=False).encode(), before)
+    crc = zlib.crc32(json.dumps(kept, allow_nan=False).encode(), int(before, 16))
+    return {**values, "crc": f"{crc:08x}"}
 
 
 # --- logs ---
@@ -76,18 +66,18 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._last_crc: int | None = None  # of the last line; None until the whole file was read
+        self._last_crc: str | None = None  # of the last line; None until the whole file was read
         self._synced = True  # whether what this object appended is on the disk
 
     def append(self, record_kind: str, step: int, **values: Any) -> None:
         """Append one line; ValueError for a number that is not finite."""
-        line = add_checksum({"kind": record_kind, "step": step, **values}, int(self.last_checksum(), 16))
+        line = add_checksum({"kind": record_kind, "step": step, **values}, self.last_checksum())
         is_new = not self.path.exists()
         with name_in_errors(self.path), open(self.path, "ab", opener=no_link) as file:
             file.write(json.dumps(line).encode() + b"\n")
         if is_new:
             sync(self.path.parent)
-        self._last_crc, self._synced = int(line["crc"], 16), False
+        self._last_crc, self._synced = line["crc"], False
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
@@ -97,17 +87,17 @@ class JsonLines:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the lines one by one, without an incomplete last one; `DamagedError` at the first that is."""
-        crc: int | None = 0
-        rows = self._rows()
+        crc, rows = NO_CRC, self._rows()
         for number, raw in enumerate(rows, 1):
             try:
                 line = json.loads(raw)
-                crc = verify_checksum(line, crc or 0)
+                is_sound = isinstance(line, dict) and add_checksum(line, crc) == line
             except (ValueError, RecursionError):
-                crc = None
-            if crc is None:
+                is_sound = False
+            if not is_sound:
                 text = f"{self.path}:{number} is damaged: it, or a line before it, was changed"
                 raise DamagedError(text, any(map(_looks_valid, rows)))
+            crc = line["crc"]
             yield line
         self._last_crc = crc
 
@@ -130,12 +120,11 @@ class JsonLines:
         """Return the `crc` of the last line."""
         if self._last_crc is None:
             collections.deque(self, maxlen=0)
-        return f"{self._last_crc or 0:08x}"
+        return self._last_crc or NO_CRC
 
     def cut(self, count: int) -> None:
         """Keep the first `count` lines: a resumed run writes the others again. Damage before the end is refused."""
-        sound = len(self.read_valid()[0])
-        kept = itertools.islice(self._rows(), min(count, sound))
+        kept = itertools.islice(self._rows(), min(count, len(self.read_valid()[0])))
         write_atomically(self.path, b"".join(raw + b"\n" for raw in kept))
         self._last_crc = None
 
@@ -151,16 +140,6 @@ class JsonLines:
                 # something else: its line feed was changed.
                 elif raw[-2:-1] == b"}" and raw[-1:] != b"\0" and _looks_valid(raw[:-1]):
                     yield raw
-
-
-def chained(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a log that is written at once."""
-    lines, crc = [], 0
-    for row in rows:
-        line = add_checksum(row, crc)
-        crc = int(line["crc"], 16)
-        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    return "".join(lines)
 
 
 def _looks_valid(raw: bytes) -> bool:

@@ -6,18 +6,16 @@ lines, checkpoints, the evaluation's line. So a power cut can lose only what fol
 """
 
 import hashlib
-import logging
 import os
 from typing import Any
 
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import to_yaml
+from mezo_cli.console import log
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs import trajectory
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.run import Run, utc_now
-
-log = logging.getLogger("mezo")
 
 
 def find_resume_step(config: Config, run: Run) -> int | None:
@@ -31,8 +29,8 @@ def find_resume_step(config: Config, run: Run) -> int | None:
     lines, bad_line = run.lines.read_valid()
     run.completions()  # refuses damage
     has_trajectory = config.optimizer.replayable
-    begun = bool(lines) or bad_line is not None
     lost = [] if bad_line is None else [bad_line]
+    begun = bool(lines or lost)
     steps = _recorded_steps(run, begun, lost) if has_trajectory else run.checkpoint_step("last")
     if steps is None:
         if begun:
@@ -41,9 +39,9 @@ def find_resume_step(config: Config, run: Run) -> int | None:
         return None
     step, missing_line = _complete_until(config, lines, steps)
     if missing_line:
-        lost.append(f"{run.path / 'metrics.jsonl'} lacks {missing_line}")
         if not has_trajectory:  # there are no other weights to go back to
-            raise UserError(f"{run.path / 'metrics.jsonl'} is damaged: it lacks {missing_line}")
+            raise UserError(f"{run.lines.path} is damaged: it lacks {missing_line}")
+        lost.append(f"{run.lines.path} lacks {missing_line}")
     if lost:
         log.warning("going back to step %d, the last that is stored whole: %s", step, join(lost))
     return step

@@ -5,6 +5,7 @@ import datetime
 import fcntl
 import hashlib
 import itertools
+import json
 import logging
 import os
 import shlex
@@ -16,17 +17,16 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock
 
-from mezo_cli.console import LogFormatter, relative_path
+from mezo_cli.config.stored import read_config
+from mezo_cli.console import LogFormatter, log, relative_path
 from mezo_cli.errors import RunFailed, RunStopped, UserError, did_you_mean, without_credentials
 from mezo_cli.process import versions
 from mezo_cli.process.environment import IN_SWEEP
 from mezo_cli.process.signals import termination_as_keyboard_interrupt
 from mezo_cli.runs import atomic, checkpoints, trajectory
 from mezo_cli.runs.atomic import no_link, remove, sync, write_atomically, write_error
-from mezo_cli.runs.contents import RunInfo, Summary, check_types
-from mezo_cli.runs.jsonl import METRICS, JsonLines, chained, check_object, read_object, write_object
-
-log = logging.getLogger("mezo")
+from mezo_cli.runs.contents import Contents, RunInfo, Summary, check_types
+from mezo_cli.runs.jsonl import METRICS, NO_CRC, JsonLines, add_checksum, check_object, read_object, write_object
 
 SWEEP, STUDY = "sweep.json", "study.journal"  # in the folder of a sweep's runs, of a search's trials
 FORMAT = 1  # of the run directory; begins with version 1.0.0 of the package
@@ -36,6 +36,7 @@ ENDS = (  # the files whose ends run.json has
     *(*ALWAYS_READ, "predictions.jsonl", "untrained.json", "last_dev.json"),
     *(f"checkpoints/{name}/{checkpoints.CHECKSUMS}" for name in checkpoints.NAMES),
 )
+ENDED = ("train", "test")  # splits that are evaluated at the end of a run
 TAKES_REWARD = ("resume", "eval")  # a function of the user's own is not stored: these commands take it again
 
 
@@ -69,7 +70,7 @@ class Run:
         changes it, so it is true if a signal comes in between.
         """
         cls.check_free(path)
-        run = cls(path)
+        run, (commit, is_dirty) = cls(path), versions.git_state()
         run._new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,22 @@ class Run:
             for name in ("config.yaml", "run.json", "train.log"):  # of a run that never began
                 (path / name).unlink(missing_ok=True)
             run._files_before = set(os.listdir(path)) - {".lock"}
-            write_object(path / "run.json", initial_info(config_yaml, argv))
+            info = {
+                "format": FORMAT,
+                "status": "interrupted",
+                "argv": [without_credentials(word) for word in argv],
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "start": utc_now(),
+                "end": None,
+                "error": None,
+                "versions": versions.installed(),
+                "git_commit": commit,
+                "git_dirty": is_dirty,
+                "config_sha256": hashlib.sha256(config_yaml.encode()).hexdigest(),
+            }
+            write_object(path / "run.json", info)
             write_atomically(path / "config.yaml", config_yaml)  # the last: without it, the directory is free
             sync(path.parent)
         except BaseException as error:
@@ -93,10 +109,8 @@ class Run:
         """Check that `create` may use a directory: it holds no run, or one that ended before training began."""
         if path.exists() and not path.is_dir():
             raise UserError(f"{path}: the run directory cannot be written: this is a file")
-        if not (path / "config.yaml").exists():
-            return
         has_begun = any((path / name).exists() for name in (METRICS, "trajectory.bin", "checkpoints"))
-        if has_begun or cls(path).info()["status"] != "failed":
+        if (path / "config.yaml").exists() and (has_begun or cls(path).info()["status"] != "failed"):
             how = f"continue it by `mezo resume {path}`, or name another hydra.run.dir"
             raise UserError(f"{path} already holds a run: {how}")
 
@@ -116,15 +130,11 @@ class Run:
         """Open an existing run, and check that its config.yaml is unchanged."""
         run = cls(path)
         if not (path / "config.yaml").is_file():
-            if is_sweep(path):
-                why = " is a sweep: name one of its runs"
-            elif path.is_dir():
-                why = " holds no run: there is no config.yaml"
-            else:
-                near = did_you_mean(path.name, _folders(path.parent))
-                if (listed := Path("outputs") / path).is_dir():  # the list of runs gives paths below it
-                    near = f" (did you mean '{listed}'?)"
-                why = f": no such run directory{near}"
+            why = " is a sweep: name one of its runs" if is_sweep(path) else " holds no run: there is no config.yaml"
+            if not path.is_dir():
+                listed = Path("outputs") / path  # the list of runs gives paths below it
+                shown = f" (did you mean '{listed}'?)" if listed.is_dir() else ""
+                why = f": no such run directory{shown or did_you_mean(path.name, _folders(path.parent))}"
             raise UserError(f"{path}{why} (`mezo runs` lists the runs)")
         if run.status(run.read()[0]) != "running":
             checkpoints.repair(run.checkpoints)
@@ -142,6 +152,23 @@ class Run:
         if hashlib.sha256(content).hexdigest() not in stored:
             raise UserError(f"{path} is damaged or was edited: it does not match run.json")
         return info, content.decode(errors="replace")
+
+    def contents(self) -> Contents:
+        """Read what the run says, each file once. A finished run lacks none of its files, and they are no other run's.
+
+        They are its own: run.json, written last, has a checksum of the size and the end of each (`ends`).
+        """
+        info, text = self.read()
+        config, status = read_config(self.path / "config.yaml", text), self.status(info)
+        if status != "finished":
+            return Contents(info, config, status, {})
+        summary, (recorded, rest) = self.read_summary(), trajectory.length(self.trajectory)
+        if config.optimizer.replayable and (recorded, rest) != (summary["steps"], 0):
+            more = f" and {rest} bytes more" if rest else ""
+            held = f"it holds {recorded} of the run's {summary['steps']} steps{more}"
+            raise UserError(f"{self.trajectory} is damaged: {held}")
+        self.check_ends(info)
+        return Contents(info, config, status, summary)
 
     def claim(self, finished: bool = False) -> None:
         """Lock an interrupted run for this process, to resume it; its status stays until `tracked` changes it.
@@ -264,8 +291,8 @@ class Run:
         log.addHandler(handler)
         try:
             with termination_as_keyboard_interrupt():
-                failed = {"verdict": None} if "verdict" in self.info() else {}  # of its last end
-                self.update(status="running", end=None, error=None, stopped=None, **failed)
+                last = dict.fromkeys({"verdict"} & self.info().keys())  # of its last end
+                self.update(status="running", end=None, error=None, stopped=None, **last)
                 yield
             self.update(status="finished", end=utc_now(), error=None, ends=self.ends())  # of files that are synced
         except (KeyboardInterrupt, RunStopped) as stop:
@@ -275,10 +302,10 @@ class Run:
             log.warning("%s", reason if is_told else f"{reason}; resume with: {self.command('resume')}")
             raise
         except BaseException as error:
-            is_known = isinstance(error, (UserError, RunFailed))
             if isinstance(error, UserError) and self._may_go():
                 self._discard()
                 raise
+            is_known = isinstance(error, (UserError, RunFailed))
             text = str(error) if is_known else f"{type(error).__name__}: {error}"
             self._record_end("failed", text)
             message, trace = (text, None) if is_known else ("the run failed", sys.exc_info())
@@ -318,13 +345,12 @@ class Run:
 
     def evaluations(self, split: str) -> list[dict[str, Any]]:
         """Return the evaluations on a split, in order."""
-        return [m for m in self.metrics() if m["kind"] == "eval" and m["split"] == split]
+        return [line for line in self.lines if line["kind"] == "eval" and line["split"] == split]
 
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after `step` and those of the end of the run, so that a resumed run writes none twice."""
         lines = self.lines.read_valid()[0]
-        ends = (line["step"] > step or line.get("split") in ("train", "test") for line in lines)
-        kept = lines[: next(itertools.compress(itertools.count(), ends), len(lines))]
+        kept = list(itertools.takewhile(lambda one: one["step"] <= step and one.get("split") not in ENDED, lines))
         completions = self._named_completions(kept)
         self.lines.cut(len(kept))
         if self._completions.path.exists():
@@ -398,8 +424,12 @@ class Run:
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl, whole: for each test row, in order, its columns, label, predicted, probabilities."""
-        text = chained({"row": number, **row} for number, row in enumerate(rows))
-        write_atomically(self.path / "predictions.jsonl", text)
+        lines, crc = [], NO_CRC
+        for number, row in enumerate(rows):
+            line = add_checksum({"row": number, **row}, crc)
+            crc = line["crc"]
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        write_atomically(self.path / "predictions.jsonl", "".join(lines))
 
     def predictions(self) -> list[dict[str, Any]] | None:
         """Return the predictions for the test rows at the best checkpoint, in order.
@@ -435,7 +465,7 @@ class Run:
     def remove_checkpoints(self, steps: Mapping[str, int]) -> int:
         """Remove all checkpoints, whose steps are given, and record it; return the bytes that this frees."""
         size = sum(path.stat().st_size for path in self.checkpoints.rglob("*") if path.is_file())
-        self.update(pruned={"time": utc_now(), "bytes": size, "checkpoints": dict(steps)})
+        self.update(pruned={"time": utc_now(), "bytes": size, "checkpoints": steps})
         os.rename(self.checkpoints, self.pruned_checkpoints)
         sync(self.path)
         remove(self.pruned_checkpoints)
@@ -500,6 +530,18 @@ def find_runs(root: Path) -> list[Run]:
     return [run for *_, run in sorted(found, key=lambda one: one[:2])]
 
 
+def describe_run(path: Path) -> dict[str, Any]:
+    """Return a run's directory, status, error and, once it is finished, summary. One that did not start is missing."""
+    document: dict[str, Any] = {"run": str(path.absolute()), "status": "missing", "error": None, "summary": None}
+    if not (path / "config.yaml").exists():
+        return document
+    try:
+        found = Run(path).contents()
+    except UserError as error:
+        return {**document, "status": "damaged", "error": str(error)}
+    return {**document, "status": found.status, "error": found.info.get("error"), "summary": found.summary or None}
+
+
 def is_sweep(path: Path) -> bool:
     """Return whether a directory is that of a sweep or a search."""
     return (path / SWEEP).is_file() or (path / STUDY).is_file()
@@ -507,26 +549,6 @@ def is_sweep(path: Path) -> bool:
 
 def _folders(path: Path) -> list[str]:
     return [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
-
-
-def initial_info(config_yaml: str, argv: list[str]) -> dict[str, Any]:
-    """Return the content of run.json of a run that this process creates now. It runs once `Run.tracked` says so."""
-    commit, is_dirty = versions.git_state()
-    return {
-        "format": FORMAT,
-        "status": "interrupted",
-        "argv": [without_credentials(word) for word in argv],
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "start": utc_now(),
-        "end": None,
-        "error": None,
-        "versions": versions.installed(),
-        "git_commit": commit,
-        "git_dirty": is_dirty,
-        "config_sha256": hashlib.sha256(config_yaml.encode()).hexdigest(),
-    }
 
 
 def utc_now() -> str:

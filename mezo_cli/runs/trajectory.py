@@ -59,12 +59,13 @@ class Header:
     # the tensors of which a step's update ends with max(theta, 0); None: there are none
     nonnegative: list[str] | None = None
 
+    @property
+    def record_bytes(self) -> int:
+        """The size of a record."""
+        return 12 + 4 * self.samples
+
 
 HEADER = TypeAdapter(Header)
-
-
-def _record(samples: int) -> struct.Struct:
-    return struct.Struct(f"<If{samples}f")
 
 
 class Writer:
@@ -77,7 +78,8 @@ class Writer:
     def __init__(self, file: BinaryIO, header: Header, crc: int | None = None) -> None:
         packed = zlib.compress(json.dumps(asdict(header), separators=(",", ":")).encode(), 9)
         self._crc = zlib.crc32(packed) if crc is None else crc
-        self._file, self._record, self._samples = file, _record(header.samples), header.samples
+        self._file, self._samples = file, header.samples
+        self._record = struct.Struct(f"<If{header.samples}f")
         if file.tell() == 0:
             self._write(_FIXED.pack(MAGIC, VERSION, len(packed), self._crc) + packed)
 
@@ -114,18 +116,13 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.lrs)
 
-    @property
-    def record_bytes(self) -> int:
-        """The size of a record."""
-        return _record(self.header.samples).size + 4
-
     def bytes_until(self, step: int) -> int:
         """Return the length of a file that ends with the record of step `step` - 1."""
-        return self.valid_bytes - (len(self) - step) * self.record_bytes
+        return self.valid_bytes - (len(self) - step) * self.header.record_bytes
 
     def check_end(self, path: Path, is_finished: bool = False) -> None:
         """Refuse damaged records at the end; if it `is_finished` also a part of one, which every kill can leave."""
-        if self.cut_bytes >= self.record_bytes or (self.cut_bytes and is_finished):
+        if self.cut_bytes >= self.header.record_bytes or (self.cut_bytes and is_finished):
             raise UserError(f"{path} is damaged: it is sound up to step {len(self)}")
 
     def records(self, start: int, stop: int) -> list[StepRecord]:
@@ -156,7 +153,7 @@ def read(path: Path) -> Trajectory:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     header, start, crc = _read_header(path, data)
     layout = [("step", "<u4"), ("lr", "<f4"), ("grads", "<f4", (header.samples,)), ("crc", "<u4")]
-    size = np.dtype(layout).itemsize
+    size = header.record_bytes
     records = np.frombuffer(data, layout, (len(data) - start) // size, start)
     ends = range(start + size - 4, len(data) - 3, size)
     is_intact = records["crc"] == np.array([zlib.crc32(data[end + 4 - size : end], crc) for end in ends], np.uint32)
@@ -185,7 +182,7 @@ def length(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     header, start, _ = _read_header(path, data)
-    return divmod(size - start, _record(header.samples).size + 4)
+    return divmod(size - start, header.record_bytes)
 
 
 def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
@@ -202,8 +199,8 @@ def _read_header(path: Path, data: bytes) -> tuple[Header, int, int]:
         header = HEADER.validate_json(unpacked)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: this program does not know such a header: {key}: {first['msg']}") from error
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise UserError(f"{path}: this program does not know such a header: {what}") from error
     if ROUNDINGS.get(header.dtype) != header.rounding:
         allowed = join(f"{dtype} ({rounding})" for dtype, rounding in ROUNDINGS.items())
         raise UserError(f"{path}: theta is stored as {header.dtype} ({header.rounding}); this program knows {allowed}")

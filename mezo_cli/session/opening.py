@@ -3,7 +3,6 @@
 `opened` is the only caller of a loader. A process has one session at a time: leave it before the next is opened.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from mezo_cli import models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.quantized import row_factors
@@ -27,8 +27,6 @@ from mezo_cli.process.device_errors import explain_device_errors, is_device_erro
 from mezo_cli.runs import Run
 from mezo_cli.session import restore
 from mezo_cli.session.session import Session, smaller_model
-
-log = logging.getLogger("mezo")
 
 
 def opened(config: Config, run: Run | None = None, at: str | int | None = None, *, trains: bool = False) -> Session:

@@ -4,7 +4,6 @@ A checkpoint has every bit of the weights, and a replay runs the arithmetic of t
 whichever checkpoint it starts from. A method without a trajectory has only its checkpoints.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from mezo_cli import models
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, StepRecord
-from mezo_cli.console import progress_log
+from mezo_cli.console import log, progress_log
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import weight_files
 from mezo_cli.models.stored_tensors import copy_stored
@@ -23,8 +22,6 @@ from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.session.session import Session, smaller_model
-
-log = logging.getLogger("mezo")
 
 OPTIMIZER_STATE = "optimizer.safetensors"  # in the checkpoint `last` of a method with moments
 PART = 64  # steps that are replayed between two looks at the clock

@@ -48,16 +48,12 @@ def write_card(
     config, info, base_id = session.config, run.info(), hub_id(session.config)
     base, task, optimizer = base_id or base_name(config), config.task, config.optimizer
     title = repo or f"{base.rpartition('/')[2]}-{task.name}-{optimizer.name}"
-    evaluations = [
-        line
-        for line in run.metrics()
-        if line["kind"] == "eval" and (line["step"] == step or (line["step"], line["split"]) == (0, "dev"))
-    ]
+    lines = [line for line in run.metrics() if line["kind"] == "eval"]
+    evaluations = [line for line in lines if line["step"] == step or (line["step"], line["split"]) == (0, "dev")]
     names = dict.fromkeys(name for line in evaluations for name in metrics_of(line))
     of_step = [line for line in evaluations if line["step"] == step and line["split"] in ("dev", "test")]
     metrics = sorted(names, key=lambda name: name == "loss")
     scores = [(line, name) for line in of_step for name in metrics if name != "loss" and name in line]
-    results = [_result(config, info, line, name, pipeline) for line, name in scores]
     terms, prompt = read_terms(download.fetch(config.model, weights=False)), ""
     if isinstance(encoder, ClassificationEncoder):
         columns = tuple(f"[{column}]" for column in encoder.task.columns)
@@ -70,7 +66,7 @@ def write_card(
         tags=["mezo", "zeroth-order-optimization"],
         datasets=[str(task.hub.path)] if config.data.name == "hub" else None,
         model_name=title,
-        eval_results=results or None,
+        eval_results=[_result(config, info, line, name, pipeline) for line, name in scores] or None,
     )
     text = ModelCard.from_template(
         metadata,
@@ -86,8 +82,6 @@ def write_card(
         evaluations=evaluations,
         summary=run.read_summary() if (run.path / "summary.json").is_file() else {},
         config=config,
-        task=task,
-        optimizer=optimizer,
         settings=", ".join(f"{name} {value}" for name, value in optimizer.model_dump().items() if name != "name"),
         library=library,
         use=use,

@@ -45,21 +45,28 @@ def write_model_folder(folder: Path, run: Run, session: Session, step: int, wher
 
 
 def _use(session: Session, where: str, base: str) -> str:
-    """Return the program that uses the folder, under what it does; empty where none can be told."""
-    task, program = pipeline_task(session), write_snippet(session, where, base)
+    """Return a program that prints the probability of each label for a text, and what else loads the folder.
+
+    The input encoder writes what turns a text into probabilities, and of one that it cannot repeat nothing is told. The
+    code before it loads the model with transformers (and peft) alone. `where` and `base`, of an adapter's base model,
+    are absolute paths or hub ids.
+    """
+    columns = session.encoder.task.columns
+    names = ["text"] if len(columns) == 1 else [f"text_{number + 1}" for number in range(len(columns))]
+    task, program = pipeline_task(session), session.encoder.write_snippet(names)
     if program is None:
         return ""
-    is_adapter = session.loaded.adapter is not None
-    packages = "`transformers` and `torch`" + (", and `peft`" if is_adapter else "")
-    parts = [f"With the packages {packages}, the probability of each label:\n\n```python\n{program}```"]
-    if is_adapter:
-        parts.append(f"This is an adapter of the model {code(base)}, which has to be there.")
-    if task is None:
-        parts.append("`transformers.pipeline` cannot load this folder: this adapter cannot be merged into the model.")
-    else:
-        what = "opens it too; where it tokenizes the prompt in another way, its probabilities differ."
-        parts.append(f'`pipeline("{task}", model=FOLDER)` {what}')
-    return "\n\n".join(parts)
+    texts = "".join(f"{name} = {quote(EXAMPLE)}\n" for name in names)
+    packages, more = "`transformers` and `torch`", ""
+    if session.loaded.adapter is not None:
+        packages += ", and `peft`"
+        more = f"This is an adapter of the model {code(base)}, which has to be there.\n\n"
+    last = "`transformers.pipeline` cannot load this folder: this adapter cannot be merged into the model."
+    if task is not None:
+        last = f'`pipeline("{task}", model=FOLDER)` opens it too; where it tokenizes the prompt in another way, its'
+        last += " probabilities differ."
+    start = f"With the packages {packages}, the probability of each label:"
+    return f"{start}\n\n```python\n{_write_load(session, where, base)}\n{texts}{program}```\n\n{more}{last}"
 
 
 def pipeline_task(session: Session) -> str | None:
@@ -67,22 +74,7 @@ def pipeline_task(session: Session) -> str | None:
     return session.loaded.model_kind.pipeline if find_method(session.config.peft).merges else None
 
 
-def write_snippet(session: Session, folder: str, base: str) -> str | None:
-    """Return a program that prints the probability of each label for a text; None for an encoder that it cannot repeat.
-
-    The input encoder writes what turns a text into probabilities; the code before it, which loads the model with
-    transformers (and peft) alone, is written here. `folder` and `base`, of an adapter's base model, are absolute paths
-    or hub ids.
-    """
-    columns = session.encoder.task.columns
-    names = ["text"] if len(columns) == 1 else [f"text_{number + 1}" for number in range(len(columns))]
-    program = session.encoder.write_snippet(names)
-    texts = "".join(f"{name} = {quote(EXAMPLE)}\n" for name in names)
-    return None if program is None else f"{_write_load(session, folder, base)}\n{texts}{program}"
-
-
 def _write_load(session: Session, folder: str, base: str) -> str:
-    """Return the code that makes `tokenizer` and `model`."""
     loaded = session.loaded
     auto, is_adapter = loaded.model_kind.auto_class, loaded.adapter is not None
     lines = ["import torch", *(["from peft import PeftModel"] if is_adapter else [])]

@@ -18,10 +18,9 @@ from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, LoggerConfig
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
-from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
 from mezo_cli.runs.jsonl import write_object
-from mezo_cli.runs.run import ALWAYS_READ, ENDS
+from mezo_cli.runs.run import ALWAYS_READ, ENDS, Run
 from mezo_cli.runs.scores import without_texts
 from mezo_cli.session import restore
 from mezo_cli.session.session import Session
@@ -40,18 +39,15 @@ ADAPTER = ("This is a run without its checkpoints but for the adapter of its bes
 
 def check_rebuildable(config: Config, name: str) -> None:
     """Refuse a run whose weights do not follow from its trajectory on every machine, and are no adapter."""
-    if not config.optimizer.replayable:
-        if find_method(config.peft).stands_alone:
-            return
-        raise UserError(
-            f"{name}: optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt, and "
-            f"peft={config.peft.name} has no adapter to be written in its place; export them without --trajectory"
-        )
-    if zeroth_order(config.optimizer).noise == "torch":
-        raise UserError(
-            f"{name}: optimizer.noise=torch takes z from torch's generator, which differs between versions, so its "
-            "weights cannot be rebuilt elsewhere; export them without --trajectory"
-        )
+    why = ""
+    if config.optimizer.replayable and zeroth_order(config.optimizer).noise == "torch":
+        why = "optimizer.noise=torch takes z from torch's generator, which differs between versions, so its weights"
+        why += " cannot be rebuilt elsewhere"
+    elif not config.optimizer.replayable and not find_method(config.peft).stands_alone:
+        why = f"optimizer={config.optimizer.name} writes no trajectory, so its weights cannot be rebuilt, and"
+        why += f" peft={config.peft.name} has no adapter to be written in its place"
+    if why:
+        raise UserError(f"{name}: {why}; export them without --trajectory")
 
 
 def rebuild_weights(run: Run, session: Session) -> dict[str, dict[str, Any]]:
@@ -72,7 +68,7 @@ def write_trajectory_run(
     folder: Path, run: Run, session: Session, weights: dict[str, dict[str, Any]], repo: str | None
 ) -> None:
     """Fill an empty folder from a finished run; `weights` are those of `rebuild_weights`, `repo` its hub id, if any."""
-    config = session.config
+    config, made = session.config, Run(folder)
     portable = to_yaml(_portable(config, run, session.loaded.revision))
     write_atomically(folder / "config.yaml", portable)
     info = {key: value for key, value in run.info().items() if key not in PRIVATE}
@@ -82,7 +78,6 @@ def write_trajectory_run(
         name = info["reward"]["name"].removeprefix(SHUFFLED)
         before = SHUFFLED if name != info["reward"]["name"] else ""
         info["reward"] = {**info["reward"], "name": f"{before}{Path(name).name}"}
-    made = Run(folder)
 
     def copy_adapter(to: Path) -> None:
         for file in (run.checkpoints / "best").glob("adapter_*"):
@@ -122,14 +117,12 @@ def _portable(config: Config, run: Run, revision: str | None) -> Config:
 
 
 def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -> str:
-    """Return how to use the folder, and what its weights must be."""
-    columns = list(config.task.columns)
+    columns = config.task.columns
     text = '--text "..."' if len(columns) == 1 else " ".join(f'--text {column}="..."' for column in columns)
     base = " --base DIR" if hub_id(config) is None and not config.model.is_embedded else ""
     needed = f" The base model {code(base_name(config))} is not on the hub: DIR is its folder." if base else ""
     download = [f"hf download {repo} --local-dir run"] if repo else []
     where = "run" if repo else "."
-    lines = [f"| {name} | {one['step']} | `{one['sha256']}` |" for name, one in weights.items()]
     return "\n".join(
         [
             *(REPLAYED if config.optimizer.replayable else ADAPTER),
@@ -144,6 +137,6 @@ def _use(config: Config, repo: str | None, weights: dict[str, dict[str, Any]]) -
             "",
             "| weights | step | sha256 |",
             "| --- | --- | --- |",
-            *lines,
+            *(f"| {name} | {one['step']} | `{one['sha256']}` |" for name, one in weights.items()),
         ]
     )

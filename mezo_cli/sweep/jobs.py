@@ -3,7 +3,6 @@
 Jobs on this machine are forked from a process that has imported what they need. Hydra's launchers start a command each.
 """
 
-import logging
 import multiprocessing
 import os
 import runpy
@@ -21,17 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config import compose
-from mezo_cli.config.compose import Job
 from mezo_cli.config.overrides import quote
 from mezo_cli.config.own_code import OwnCode
+from mezo_cli.console import log
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.process.environment import IN_SWEEP, environment, visible_gpus
 from mezo_cli.process.streams import discard_output
-from mezo_cli.runs import Run
-from mezo_cli.runs.contents import read_contents
+from mezo_cli.runs.run import Run, describe_run
 from mezo_cli.sweep.plan import SweepPlan
-
-log = logging.getLogger("mezo")
 
 THREADS, GPUS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
 LAUNCHED = "mezo_job"  # the key whose values are the numbers of the jobs that a launcher starts
@@ -39,15 +35,10 @@ LAUNCHED = "mezo_job"  # the key whose values are the numbers of the jobs that a
 
 def job_status(path: Path) -> str:
     """Return the status of a job's run, `missing` when its directory is free, `damaged` when it cannot be read."""
-    if not (path / "config.yaml").exists():
-        return "missing"
-    try:
-        return read_contents(Run(path)).status
-    except UserError:
-        return "damaged"
+    return str(describe_run(path)["status"])
 
 
-def words_of(job: Job, config_dir: str | None, code: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
+def words_of(job: compose.Job, config_dir: str | None, code: OwnCode = {}) -> list[str]:  # noqa: B006 (it is only read)
     """Return the words of the command that runs a job, or goes on with its run.
 
     `code` is the user's own, where the command does not get it from the environment.
@@ -107,9 +98,8 @@ class Workers:
         try:
             while left or running:
                 while left and self.shares:
-                    number, words = left.popleft()
+                    (number, words), share = left.popleft(), self.shares.pop()
                     began(number)
-                    share = self.shares.pop()
                     process = self.start(words, share)
                     running[process.sentinel] = process, number, share
                 for sentinel in wait(list(running)):
@@ -118,7 +108,7 @@ class Workers:
                     self.shares.append(share)
                     ended(number)
         except BaseException:
-            stop([process for process, _, _ in running.values()])
+            stop([process for process, *_ in running.values()])
             raise
 
 
@@ -195,11 +185,13 @@ def launch(plan: SweepPlan, commands: Mapping[int, list[str]], cwd: str) -> None
     Raises:
         KeyboardInterrupt: after Ctrl-C; jobs may go on.
     """
-    numbers = ",".join(map(str, commands))
-    fixed = [f"hydra.sweep.dir={quote(plan.directory)}", "hydra.sweep.subdir=.", f"+{LAUNCHED}={numbers}"]
-    fixed += ["hydra.sweeper.params=null"]  # an experiment's grid is among the commands
-    chosen = [*plan.common, *plan.jobs[0].overrides]
-    overrides = [*compose.words_for_hydra(chosen, plan.config_dir), *fixed]
+    overrides = [
+        *compose.words_for_hydra([*plan.common, *plan.jobs[0].overrides], plan.config_dir),
+        f"hydra.sweep.dir={quote(plan.directory)}",
+        "hydra.sweep.subdir=.",
+        f"+{LAUNCHED}={','.join(map(str, commands))}",
+        "hydra.sweeper.params=null",  # an experiment's grid is among the commands
+    ]
     before = [job_status(job.directory) for job in plan.jobs]
     try:
         with compose.hydra_session() as hydra:
@@ -213,6 +205,5 @@ def launch(plan: SweepPlan, commands: Mapping[int, list[str]], cwd: str) -> None
 
 
 def _launched(commands: Mapping[int, list[str]], cwd: str, node: Any) -> int:
-    """Run the command of the job that a launcher has started here; return its exit status."""
     words = [sys.executable, "-m", "mezo_cli", *commands[int(node[LAUNCHED])], "-q"]
     return subprocess.run(words, cwd=cwd, env={**os.environ, IN_SWEEP: "1"}, check=False).returncode

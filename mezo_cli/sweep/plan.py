@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,8 @@ def plan_again(folder: Path, record: SweepRecord, overrides: Sequence[str], conf
     launched, code = split_own_code(overrides)
     parsed = parse(launched, find_choices(config_dir))
     common = [*launched, f"hydra.sweep.dir={quote(folder)}"]
-    more = tuple(f"{key}={quote(value)}" for key, value in code.items())
-    words = [(*job.overrides, *more) for job in record.jobs]
-    _, jobs = _compose_jobs(words, common, config_dir)
+    more = [f"{key}={quote(value)}" for key, value in code.items()]
+    _, jobs = _compose_jobs([(*job.overrides, *more) for job in record.jobs], common, config_dir)
     jobs = [replace(job, directory=folder / of.directory) for job, of in zip(jobs, record.jobs, strict=True)]
     chosen = [override.value for override in parsed if override.name == "hydra/launcher"]
     return _plan(folder, chosen[-1] if chosen else "basic", common, jobs, config_dir)
@@ -73,7 +71,7 @@ def _plan(directory: Path, launcher: str, common: list[str], jobs: list[Job], co
         overrides, of_command = split_own_code(job.overrides)
         of_commands |= of_command
         kept.append(replace(job, overrides=tuple(overrides)))
-    user_code = [*([] if config_dir is None else [CONFIG_DIR]), *of_commands]
+    user_code = [*[CONFIG_DIR] * (config_dir is not None), *of_commands]
     return SweepPlan(directory, launcher, common, kept, code, config_dir, user_code)
 
 
@@ -82,8 +80,8 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
 
     What the command line names itself, a value or a choice, is not swept over by the file.
     """
-    has_experiment = any(override.name == "experiment" for override in parsed)
-    with_grids = ("experiment", "task") if has_experiment else ()  # an experiment's grid may depend on the task
+    names = {override.name for override in parsed}
+    with_grids = ("experiment", "task") if "experiment" in names else ()  # an experiment's grid may depend on the task
     plain = [override.text for override in parsed if not override.sweeps and override.name not in with_grids]
     chosen = expand(override for override in parsed if override.name in with_grids)
     experiments = dict.fromkeys(text for words in chosen for text in words if text.startswith("experiment="))
@@ -94,7 +92,6 @@ def _with_experiment_grid(parsed: list[Override], config_dir: str | None) -> tup
         if other != sweepers[0]:
             both = f"{' '.join(chosen[0])} and {' '.join(words)}"
             raise UserError(f"{both}: their files sweep over unlike grids; run one at a time")
-    names = {override.name for override in parsed}
     try:
         added = parse([f"{key}={values}" for key, values in grid.items() if key not in names], find_choices(config_dir))
         for override in added:
@@ -118,8 +115,7 @@ def expand(parsed: Iterable[Override]) -> list[tuple[str, ...]]:
             raise UserError(f"'{override.text}' names no value to sweep over")
         if not override.name.startswith("hydra"):
             values[override.name, override.package, override.form] = override.jobs
-    count = math.prod(len(texts) for texts in values.values())
-    if count > MAX_JOBS:
+    if (count := math.prod(len(texts) for texts in values.values())) > MAX_JOBS:
         raise UserError(f"the sweep has {count:,} jobs; at most {MAX_JOBS:,} are allowed")
     return list(itertools.product(*values.values()))
 
@@ -131,12 +127,11 @@ def describe_job(jobs: Sequence[Sequence[str]], number: int) -> str:
 
 def _read_by_some_job(parsed: Collection[Override]) -> set[str]:
     """Return the keys that one of the choices of a sweep reads: jobs of the others leave them out."""
-    read: set[str] = set()
+    read, names = set[str](), [override.name for override in parsed]
     for group, table in CHOICES.items():
         chosen = {str(override.value) for override in parsed if override.name == group} & {*table.names}
         if len(chosen) > 1:
             read |= {f"{group}.{key}" for name in chosen for key in table.load(name).model_fields}
-    names = [override.name for override in parsed]
     return {*read, *(key for key, (other, *_) in UNREAD.items() if names.count(other) > 1)} & {*names}
 
 
@@ -157,7 +152,7 @@ def _compose_jobs(
     planned: dict[Path, Job] = {}
     with compose.hydra_session():
         for number, job in enumerate(jobs):
-            with _naming(jobs, number):
+            try:
                 files = tuple(text for text in job if text not in plain)
                 if files not in composed:
                     composed[files] = compose.compose_node([*common, *files], config_dir)
@@ -182,6 +177,10 @@ def _compose_jobs(
                 names = {text: parsed[text].name for text in job}  # the command of a job refuses what it does not read
                 kept = [text for text in job if names[text] not in tolerated or reads(config, names[text])]
                 planned[directory] = Job(config, directory, tuple(kept))
+            except UserError as error:
+                label = describe_job(jobs, number)
+                name = f"job {number + 1} of {len(jobs)} ({label}): " if label else ""
+                raise UserError(f"{name}{error}") from error
     assert first is not None
     return first[1], list(planned.values())
 
@@ -191,21 +190,8 @@ def plain_values(parsed: Collection[Override], choices: Choices) -> set[str]:
 
     None where another form of override (`+KEY=`, `~KEY`) is about the same key: then their order matters.
     """
-    plain = {
-        override.text: override.name
-        for override in parsed
-        if override.form == "CHANGE" and override.name not in choices
-    }
-    others = [override.name for override in parsed if override.text not in plain and override.name not in choices]
+    values = [override for override in parsed if override.name not in choices]
+    plain = {override.text: override.name for override in values if override.form == "CHANGE"}
+    others = [override.name for override in values if override.text not in plain]
     related = any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a in plain.values() for b in others)
     return set() if related else set(plain)
-
-
-@contextmanager
-def _naming(jobs: Sequence[Sequence[str]], number: int) -> Iterator[None]:
-    """Name the job in an error line."""
-    try:
-        yield
-    except UserError as error:
-        label = describe_job(jobs, number)
-        raise UserError(f"job {number + 1} of {len(jobs)} ({label}): {error}" if label else str(error)) from error

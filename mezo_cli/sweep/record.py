@@ -67,8 +67,8 @@ def read(folder: Path) -> SweepRecord:
     try:
         record = SweepRecord.model_validate(content)
     except ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UserError(f"{path} is damaged: {key}: {error.errors()[0]['msg']}") from error
+        first = error.errors()[0]
+        raise UserError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     for job in record.jobs:
         if not is_below(folder / job.directory, folder):
             raise UserError(f"{path}: job {job.number + 1} is in {job.directory}, which is not in {folder}")

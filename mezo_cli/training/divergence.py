@@ -1,18 +1,16 @@
 """Whether a run has diverged: a number of a step is not finite, or its losses lie far above the lowest it has had."""
 
-import logging
 import statistics
 from collections import deque
 
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.rates import advise
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.errors import RunFailed
 from mezo_cli.optim import StepResult, not_finite
 from mezo_cli.runs import Run
 from mezo_cli.training.verdict import DIVERGED
-
-log = logging.getLogger("mezo")
 
 WINDOW = 10  # logged losses whose means are compared
 FACTOR, FLOOR = 3.0, 0.1

@@ -1,6 +1,5 @@
 """The evaluations of a run: of dev when they are due, with the checkpoints that follow; of the untrained model."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from mezo_cli.console import ProgressReporter, describe_completion, progress_bar
+from mezo_cli.console import ProgressReporter, describe_completion, log, progress_bar
 from mezo_cli.errors import RunFailed, UserError, did_you_mean, join
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs.scores import format_score
@@ -18,8 +17,6 @@ from mezo_cli.training.divergence import lower_rate
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.run_log import RunLog
 from mezo_cli.training.verdict import DIVERGED
-
-log = logging.getLogger("mezo")
 
 TEST_BEFORE = "test_before"  # the split of the evaluation on test before training, in metrics.jsonl: it is no result
 UNTRAINED, LAST_DEV = "untrained.json", "last_dev.json"

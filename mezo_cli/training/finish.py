@@ -1,13 +1,12 @@
 """End a run: evaluate the best step, compare it with the untrained model, write predictions.jsonl and summary.json."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.rates import advise
 from mezo_cli.config.schema import Example
-from mezo_cli.console import ProgressReporter
+from mezo_cli.console import ProgressReporter, log
 from mezo_cli.errors import RunStopped
 from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import count_parameters
@@ -19,8 +18,6 @@ from mezo_cli.session.session import Session
 from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.evaluations import Evaluations
 from mezo_cli.training.verdict import DIVERGED, NOT_COMPARED, NOT_IMPROVED, WITHIN_NOISE, judge_difference
-
-log = logging.getLogger("mezo")
 
 
 def stop_early(reason: str, session: Session, scores: Evaluations, progress: ProgressReporter) -> None:

@@ -6,19 +6,16 @@ theta0 says of the answers of `data.keep` is the log-probability of every word a
 memory too.
 """
 
-import logging
-
 import torch
 from torch import Tensor
 
 from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.params import Params
 from mezo_cli.session.session import Session
 from mezo_cli.tasks.generate import PromptRow
-
-log = logging.getLogger("mezo")
 
 SMALL_COPY = 1e9  # bytes of a copy of theta0 that is made unasked
 PART = 1 << 22  # scalars of a tensor that are compared at a time, in float32

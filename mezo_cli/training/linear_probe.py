@@ -5,7 +5,6 @@ model's weights. The regression is scikit-learn's. Its regularisation is chosen 
 cross-validation on train, unless `probe_c` gives C.
 """
 
-import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.config.schema import TokenizedExample
+from mezo_cli.console import log
 from mezo_cli.errors import UserError, join
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.session.session import Session
-
-log = logging.getLogger("mezo")
 
 STRENGTHS = tuple(float(c) for c in np.logspace(-4, 4, 10))  # the grid of C: scikit-learn's for LogisticRegressionCV
 FOLDS = 5

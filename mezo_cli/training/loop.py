@@ -1,6 +1,5 @@
 """Train one run: prepare; for each step: batch, step, record, evaluate and save; finish."""
 
-import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +10,7 @@ import torch
 from rich.console import Console
 
 from mezo_cli.config.schema import Config, Example, Splits
-from mezo_cli.console import progress_reporter
+from mezo_cli.console import log, progress_reporter
 from mezo_cli.data.batch_sampler import BatchSampler
 from mezo_cli.data.splits import limit, shared_rows
 from mezo_cli.distributed.ranks import current
@@ -39,8 +38,6 @@ from mezo_cli.training.run_log import RunLog
 
 if TYPE_CHECKING:
     from mezo_cli.engine.engine import Engine
-
-log = logging.getLogger("mezo")
 
 COSTLY = 0.25  # of the time: evaluations on dev that take more are told
 TRAIN_ROWS = 1000  # rows of train, drawn uniformly, that the untrained model and the best step's are evaluated on

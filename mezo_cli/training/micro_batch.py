@@ -6,13 +6,13 @@ config.yaml and run.json have the number, so that a resumed run keeps it.
 """
 
 import gc
-import logging
 import math
 from collections.abc import Callable
 
 import torch
 
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.objectives.collate import longest_first
 from mezo_cli.process.device_errors import explain_device_errors, is_out_of_memory
@@ -21,8 +21,6 @@ from mezo_cli.runs import Run, recovery
 from mezo_cli.session.prepare import Prepared, prepare
 from mezo_cli.session.session import smaller_model
 from mezo_cli.training.rate import with_rate
-
-log = logging.getLogger("mezo")
 
 MARGIN = 0.1  # of the free memory, for what the trials do not show: a checkpoint, a copy of the start
 

@@ -5,7 +5,6 @@ the projected gradients depends on the model, on eps and on the batch (docs/meas
 measured on the run's own first batch. `mezo doctor` measures more of it, by the same functions.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from mezo_cli import models
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.distributed.ranks import current
 from mezo_cli.models.loading import has_fast_float16
 from mezo_cli.optim import LossFn
@@ -23,8 +23,6 @@ from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run, recovery
 from mezo_cli.session.session import Session
-
-log = logging.getLogger("mezo")
 
 DIRECTIONS = 8
 MAX_RELATIVE_ERROR = 0.5  # of the projected gradients; above it the user is warned

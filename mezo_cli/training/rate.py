@@ -6,7 +6,6 @@ config.yaml and run.json have the chosen rate, so that no second race is needed,
 as one with that rate given.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import torch
 
 from mezo_cli.config.rates import FACTORS, Rate, find_rate
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, RunStopped, UserError
@@ -27,8 +27,6 @@ from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, recovery
 from mezo_cli.session.prepare import Prepared, prepare
 from mezo_cli.session.session import Session, smaller_batches
-
-log = logging.getLogger("mezo")
 
 SHARE = 20  # a rate takes one step in so many of the run's
 HELD_OUT, MOST_HELD_OUT = 4, 256  # one row of train in so many is held out, and at most so many

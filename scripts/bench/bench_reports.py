@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from mezo_cli.runs import Run
-from mezo_cli.runs.jsonl import add_checksum
+from mezo_cli.runs.jsonl import NO_CRC, add_checksum
 
 
 def main() -> None:
@@ -62,11 +62,11 @@ def lengthen(run: Path, count: int) -> None:
     """Put training lines between the evaluations of a run."""
     first, *rest = [line for line in Run(run).metrics() if line["kind"] == "eval"]
     (example,) = [line for line in Run(run).metrics() if line["kind"] == "train"][:1]
-    lines, crc = [], 0
+    lines, crc = [], NO_CRC
     for line in [first, *({**example, "step": step} for step in range(1, count + 1)), *rest]:
         sealed = add_checksum({key: value for key, value in line.items() if key != "crc"}, crc)
         lines.append(json.dumps(sealed))
-        crc = int(sealed["crc"], 16)
+        crc = sealed["crc"]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     Run(run).update(ends=Run(run).ends())
 

@@ -3,7 +3,6 @@
 One that raises is dropped with a warning; training continues.
 """
 
-import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +13,9 @@ from typing import Any, ClassVar, Literal, Protocol
 from mezo_cli.config.registry import LOGGERS
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import check_installed
+from mezo_cli.console import log
 from mezo_cli.errors import one_line, without_credentials
 from mezo_cli.runs import Run
-
-log = logging.getLogger("mezo")
 
 Status = Literal["finished", "failed", "interrupted"]
 

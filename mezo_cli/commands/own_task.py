@@ -33,8 +33,7 @@ def check_own_task(overrides: Sequence[str], config_dir: str | None) -> None:
     named = {override.name: override.value for override in parse(overrides, find_choices(config_dir))}
     if "experiment" in named:
         return
-    missing = [key for key in NEEDED.get(named.get("objective", "mlm"), ()) if key not in named]
-    if missing:
+    if missing := [key for key in NEEDED.get(named.get("objective", "mlm"), ()) if key not in named]:
         table, settings = _look(named, overrides)
         words = " ".join(shlex.quote(settings[key]) for key in settings if key not in named)
         row = {c: v for c, v in zip(table.columns, table.fields(0), strict=True) if v is not ABSENT}
