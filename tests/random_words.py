@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import gaussian, kernels, rademacher
+from mezo_cli.perturb.noise import counter, kernels
 
-USERS = (gaussian, rademacher)
+USERS = (counter,)
 KEPT, TILES = 1024, 512  # words of as many calls, each of at most as many tiles (512 bytes per tile)
 
 

@@ -15,8 +15,7 @@ import torch
 from mezo_cli.adapters.base import find_method
 from mezo_cli.config.schema import ModelConfig, PeftConfig
 from mezo_cli.errors import UserError, first_line
-from mezo_cli.models.dtypes import DTYPES
-from mezo_cli.models.loading import LoadedModel, untie
+from mezo_cli.models.loading import DTYPES, LoadedModel, untie
 from mezo_cli.models.quantized import describe, quantized_layers, row_factors
 from mezo_cli.models.stored_tensors import base_name, fingerprint, read_tensors
 

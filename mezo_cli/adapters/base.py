@@ -1,6 +1,6 @@
 """The interface of a method of parameter-efficient fine-tuning. Nothing here imports torch."""
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from mezo_cli.config.registry import PEFT
 from mezo_cli.config.schema import PeftConfig
@@ -52,8 +52,7 @@ class PeftMethod:
 
 def find_method(config: PeftConfig) -> PeftMethod:
     """Return the method that `peft.name` names, with its settings."""
-    method: PeftMethod = PEFT.implementation(config.name)(config)
-    return method
+    return cast("PeftMethod", PEFT.implementation(config.name)(config))
 
 
 def head_modules(loaded: "LoadedModel") -> list[str]:

@@ -147,8 +147,7 @@ DECODER_FAMILIES = Registry(
 )
 NOISES = Registry(
     "optimizer.noise",
-    _of("perturb.noise.gaussian", gaussian="gaussian_noise")
-    | _of("perturb.noise.rademacher", rademacher="rademacher_noise")
+    _of("perturb.noise.counter", gaussian="gaussian_noise", rademacher="rademacher_noise")
     | _of("perturb.noise.torch_stream", torch="TorchNoise"),
 )
 LOGGERS = Registry(

@@ -12,7 +12,7 @@ import torch
 from mezo_cli.config.schema import Config
 from mezo_cli.console import format_duration
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, Deadline, Section, count, percent
-from mezo_cli.models.dtypes import DTYPES, worth_measuring
+from mezo_cli.models.loading import DTYPES, worth_measuring
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.optim import OPTIMIZERS, Optimizer

@@ -19,7 +19,7 @@ from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
-from mezo_cli.models.dtypes import DTYPES, worth_measuring
+from mezo_cli.models.loading import DTYPES, worth_measuring
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa

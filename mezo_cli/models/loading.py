@@ -4,6 +4,7 @@ A checkpoint without its head over the vocabulary is refused: a random head give
 classification head is drawn from the run's seed.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -12,11 +13,15 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -24,17 +29,17 @@ from mezo_cli.config.schema import ModelConfig
 from mezo_cli.config.validation import check_installed
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, weight_files
-from mezo_cli.models.dtypes import DTYPES
-from mezo_cli.models.quantized import quantize_layers
-from mezo_cli.models.quantized_files import map_quantized
-from mezo_cli.models.stored_tensors import check_stored, dtype_of_files
+from mezo_cli.models.quantized import QuantizedLinear, library_of, matrices_of, quantize, quantize_layers, widen
+from mezo_cli.models.stored_tensors import check_stored, dtype_of_files, read_tensors
 from mezo_cli.models.streaming import StreamedLayers
 from mezo_cli.process.device_errors import is_device_error
 from mezo_cli.process.environment import environment
-from mezo_cli.process.memory import release_file_pages
+from mezo_cli.process.memory import release_file_pages, trim_malloc
+from mezo_cli.runs import atomic
 
 log = logging.getLogger("mezo")
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed
 DEVICES = "allowed: auto, cpu, cuda, cuda:N, mps"
 
@@ -184,6 +189,21 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def has_fast_float16(device: torch.device) -> bool:
+    """Return whether products in float16 are as fast as in bfloat16: on a GPU, and on the CPUs that have them.
+
+    Elsewhere torch takes some 200 times as long.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (7, 0)
+    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def worth_measuring(device: torch.device, of_run: str) -> list[str]:
+    """Return the dtypes of forwards that are compared with a run's own: not a float16 that is slow."""
+    return [name for name in DTYPES if name != "float16" or name == of_run or has_fast_float16(device)]
+
+
 def resolved(config: ModelConfig) -> ModelConfig:
     """Return the config with a dtype of the forwards: where it has none, theta's on a GPU and float32 on a CPU."""
     if config.compute_dtype is not None:
@@ -219,6 +239,39 @@ def untie(model: Any) -> list[str]:
     model.all_tied_weights_keys = {}
     model.config.tie_word_embeddings = False
     return tied
+
+
+def map_quantized(model: Any, how: str, files: Sequence[Path], name: str) -> list[Path]:
+    """Replace the matrices of a loaded model by quantised ones that are mapped from files; return those files.
+
+    They are in the cache, one per layer, and made at first use, layer by layer. Their folder is named by what they are
+    made from: the base's files (path, size, time of change), the kind, and the version of the library.
+    """
+    facts = [(os.path.realpath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.sha256(repr((facts, library_of(how))).encode()).hexdigest()[:32]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mezo" / f"{key}-{how}"
+    matrices, made = matrices_of(model, how, name), []
+    for prefix, paths in groupby(matrices, lambda path: re.split(r"(\.\d+)\.", path, maxsplit=1)[0:2]):
+        file, of_file = folder / f"{''.join(prefix)}.safetensors", list(paths)
+        made.append(file)
+        if not file.exists():
+            tensors = {}
+            for path in of_file:
+                tensors[f"{path}.bits"], tensors[f"{path}.scale"] = quantize(how, matrices[path].weight.data)
+                release_file_pages(matrices[path].weight.data)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                atomic.replace(file, partial(save_file, tensors))
+            except (OSError, SafetensorError) as error:
+                raise atomic.write_error(file, error) from error
+            del tensors
+            trim_malloc()
+        stored, _ = read_tensors(file)
+        for path in of_file:
+            layer = QuantizedLinear(how, matrices[path], stored[f"{path}.bits"], stored[f"{path}.scale"])
+            model.set_submodule(path, layer)
+    widen(model)
+    return made
 
 
 # --- checks of a checkpoint ---

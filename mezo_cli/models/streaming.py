@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -126,8 +126,7 @@ def numbered_layers(model: Any) -> tuple[nn.Module, str, nn.ModuleList]:
 
 def streamed_layers(model: Any) -> StreamedLayers | None:
     """Return what reads the layers of a model; None where they stay in memory."""
-    found: StreamedLayers | None = getattr(model, "mezo_stream", None)
-    return found
+    return cast("StreamedLayers | None", getattr(model, "mezo_stream", None))
 
 
 def _extents(tensors: list[Tensor], files: list[tuple[int, int, int, str]], opened: dict[str, int]) -> list[Extent]:

@@ -11,7 +11,8 @@ from transformers import DynamicCache
 
 from mezo_cli.errors import UserError
 from mezo_cli.perturb.members import MemberRows
-from mezo_cli.perturb.noise.philox import philox, stream_key
+from mezo_cli.perturb.noise.kernels import philox
+from mezo_cli.perturb.noise.spans import stream_key
 
 # A prompt is padded to at most this many times its length, plus some tokens. On a CPU a batch by itself for each length
 # takes two to four times as long, and one batch for lengths from 40 to 200 takes 1.3 times as long as these.

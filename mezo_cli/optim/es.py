@@ -42,7 +42,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mezo_cli.config.optimizers import EsConfig
 from mezo_cli.config.schema import StepRecord
@@ -88,7 +88,6 @@ class AnchoredSgd(BlockUpdate):
         return partial(self._draw_to_start, self._due) if self._due else None
 
     def _draw_to_start(self, due: list[float], span: "Span", theta: "Tensor") -> None:
-        """Draw theta, float64, towards theta0 in place: by the anchor of the steps with these lr."""
         from torch.nn.functional import softshrink
 
         if self.start is None:
@@ -173,8 +172,7 @@ class Es(ZerothOrder):
         of_rows = torch.stack([values.expand(len(signs), -1) for values in losses]).tolist()
         of_points = [[[mean(rows), variance(rows)][: 1 + by_rows] for rows in of_signs] for of_signs in of_rows]
         part, sizes = torch.tensor(of_points, dtype=torch.float64), split_sizes(len(points), ranks.size)
-        values: list[list[list[float]]] = ranks.gather_parts(part, sizes, "step").tolist()
-        return values
+        return cast("list[list[list[float]]]", ranks.gather_parts(part, sizes, "step").tolist())
 
     def _shape(self, losses: list[float], loss_theta: float | None, spread: float) -> list[float]:
         rewards, shaping = [-loss for loss in losses], self.config.shaping
@@ -193,9 +191,8 @@ class Es(ZerothOrder):
 
     def estimate(self, record: StepRecord, scale: float) -> Terms:
         """Return `scale` times -(1 / N) sum c z of a step: (direction, coefficient) of each of its terms."""
-        step, coefficients, _ = record
-        n = self.config.members
-        return [(Direction(self.seed, step, k), -scale * c / n) for k, c in enumerate(coefficients)]
+        coefficients, n = record[1], self.config.members
+        return [(Direction(self.seed, record[0], k), -scale * c / n) for k, c in enumerate(coefficients)]
 
     def keep_start(self, params: "Params") -> None:
         """Copy the weights that the run began with, for an anchor."""

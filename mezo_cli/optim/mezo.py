@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 from mezo_cli.config.optimizers import PerturbationConfig, ZerothOrderConfig
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
@@ -77,8 +77,7 @@ def losses_at(
     losses = forward.losses_of(ranks.share_of(points), eps, loss_fn)
     pairs = torch.stack([loss.expand(2) for loss in losses]) if losses else torch.empty(0, 2, dtype=torch.float64)
     pairs = ranks.gather_parts(pairs.cpu().double(), split_sizes(len(points), ranks.size), "step")
-    values: list[list[float]] = pairs.tolist()
-    return values
+    return cast("list[list[float]]", pairs.tolist())
 
 
 class ZerothOrder(ReplayableOptimizer):

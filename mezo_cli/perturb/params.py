@@ -153,9 +153,8 @@ class Params:
         reachable = {name: p for name, p in self.tensors.items() if id(p) in leaves}
         if not reachable:
             raise UserError("no trainable parameter reaches the loss: there is nothing to train")
-        unreachable = [name for name in self.tensors if name not in reachable]
-        self.tensors = reachable
-        return unreachable
+        everything, self.tensors = self.tensors, reachable
+        return [name for name in everything if name not in reachable]
 
     def subset(self, names: Collection[str]) -> Self:
         """Return these tensors, where they are in the storage, with a weight decay of their own."""
@@ -295,11 +294,13 @@ def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[
     """Yield the names of each segment's tensors: a layer that fits is in one segment, which one call perturbs."""
     names: list[str] = []
     taken, last_kind, sizes = 0, None, Counter[str]()
+    numbered = {name: re.match(r"(.*?\.)?\d+(?=\.)", name) for name in tensors}
+    layers = {name: found[0] if found else "" for name, found in numbered.items()}  # as `model.layers.3`; "" for none
     for name, p in tensors.items():
-        sizes[_layer_of(name)] += p.numel()
+        sizes[layers[name]] += p.numel()
 
     def unit(name: str) -> str:
-        layer = _layer_of(name)
+        layer = layers[name]
         return layer if layer and sizes[layer] <= SEGMENT else name.rpartition(".")[0]
 
     for (_, *kind), group in groupby(tensors, lambda n: (unit(n), tensors[n].dtype, tensors[n].device)):
@@ -316,12 +317,6 @@ def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[
         names, taken, last_kind = names + rest, taken + size, kind
     if names:
         yield names
-
-
-def _layer_of(name: str) -> str:
-    """Return the name of the numbered layer that a tensor is in, as `model.layers.3`; "" if it is in none."""
-    found = re.match(r"(.*?\.)?\d+(?=\.)", name)
-    return found[0] if found else ""
 
 
 def _stays(p: Tensor, tile: int) -> bool:

@@ -17,7 +17,7 @@ from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config
 from mezo_cli.console import log
 from mezo_cli.distributed.ranks import current
-from mezo_cli.models.dtypes import has_fast_float16
+from mezo_cli.models.loading import has_fast_float16
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction

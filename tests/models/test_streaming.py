@@ -156,7 +156,7 @@ def test_a_quantised_base_is_made_once(folders: dict[str, Path], cache: Path, mo
     session_of(folders, "int8")
     files = sorted((cache / "mezo").rglob("*.safetensors"))
     assert len(files) == LAYERS
-    monkeypatch.setattr("mezo_cli.models.quantized_files.quantize", lambda how, weight: 1 / 0)
+    monkeypatch.setattr("mezo_cli.models.loading.quantize", lambda how, weight: 1 / 0)
     session_of(folders, "int8")
     files[1].unlink()
     with pytest.raises(ZeroDivisionError):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mezo_cli.perturb.noise import Direction, Noise, gaussian, make_noise, rademacher, simd
+from mezo_cli.perturb.noise import Direction, Noise, counter, make_noise, simd
 from mezo_cli.perturb.noise.compiled import Kernel
 from tests import tiny
 from tests.command_line import mezo, small
@@ -20,7 +20,7 @@ from tests.perturb.flat import perturb, update_
 
 ROOT = Path(__file__).resolve().parents[2]
 Z = Direction(seed=42, step=7)
-KERNELS = {"gaussian": gaussian.KERNELS, "rademacher": rademacher.KERNELS}
+KERNELS = {"gaussian": counter.GAUSSIAN, "rademacher": counter.RADEMACHER}
 CHUNK = max(kernels.tile * kernels.max_tiles for kernels in KERNELS.values())
 
 
@@ -131,8 +131,8 @@ print(float(theta.double().sum()))
 
 
 def fresh_kernel() -> Kernel:
-    tile = rademacher.KERNELS.tile
-    return Kernel(rademacher.KERNELS.add.function, 1, tile, 64, partial(simd.compile_kernel, "rademacher", "add", tile))
+    tile = counter.RADEMACHER.tile
+    return Kernel(counter.RADEMACHER.add.function, 1, tile, 64, partial(simd.compile_kernel, "rademacher", "add", tile))
 
 
 def added(kernel: Kernel) -> torch.Tensor:

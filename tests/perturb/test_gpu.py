@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import gaussian, simd
+from mezo_cli.perturb.noise import counter, simd
 from mezo_cli.perturb.noise.compiled import Kernel
 from tests.perturb.test_simd import KEYS, NUMBERS, STEP_SAMPLE, cases, theta_of
 
@@ -64,8 +64,8 @@ def test_every_kernel_gives_the_bits_of_the_tensor_operations(case: Any, kernel:
 def test_the_table_is_read_by_its_symmetry(c: float) -> None:
     """In 65,536 elements of tiles whose blocks lie beyond 2^32."""
     numbers, keys = torch.arange((1 << 31) - 256, 1 << 31).to(torch.int32), KEYS[:1].expand(256).contiguous()
-    inputs = [numbers, keys, STEP_SAMPLE, gaussian.scaled_table(c, torch.device("cpu"))]
-    compare((0, 0, 0, 0, 3, 1), gaussian.KERNELS.perturb_pair, inputs, torch.linspace(-1, 1, 1 << 16))
+    inputs = [numbers, keys, STEP_SAMPLE, counter.scaled_table(c, torch.device("cpu"))]
+    compare((0, 0, 0, 0, 3, 1), counter.GAUSSIAN.perturb_pair, inputs, torch.linspace(-1, 1, 1 << 16))
 
 
 def test_it_compiles_without_a_fused_multiply_add_or_shared_memory() -> None:

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezo_cli.perturb.noise import NOISES, Direction, Noise, counter, gaussian, make_noise, rademacher, spans
-from mezo_cli.perturb.noise.gaussian import gaussian_table
-from mezo_cli.perturb.noise.philox import philox, stream_key
-from mezo_cli.perturb.noise.spans import Segment, tiles_of
+from mezo_cli.perturb.noise import NOISES, Direction, Noise, counter, make_noise, spans
+from mezo_cli.perturb.noise.counter import gaussian_table
+from mezo_cli.perturb.noise.kernels import philox
+from mezo_cli.perturb.noise.spans import Segment, stream_key, tiles_of
 from mezo_cli.perturb.noise.torch_stream import TorchNoise
 from tests.perturb.flat import perturb, update_
 
 Z = Direction(seed=42, step=7)
-KERNELS = {"gaussian": gaussian.KERNELS, "rademacher": rademacher.KERNELS}
+KERNELS = {"gaussian": counter.GAUSSIAN, "rademacher": counter.RADEMACHER}
 CHUNK = max(kernels.tile * kernels.max_tiles for kernels in KERNELS.values())
 MADE = {kind: make_noise(kind) for kind in NOISES.names}
 

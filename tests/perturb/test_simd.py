@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import gaussian, rademacher, simd
+from mezo_cli.perturb.noise import counter, simd
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.rounding import kernel, update_kernel
 from tests import tiny
@@ -26,7 +26,7 @@ from tests.command_line import mezo, small
 
 HERE = Path(__file__).parent
 STORED = HERE / "simd_vectors.txt"
-KERNELS = (gaussian.KERNELS, rademacher.KERNELS)  # in the order of `simd.KINDS`
+KERNELS = (counter.GAUSSIAN, counter.RADEMACHER)  # in the order of `simd.KINDS`
 ROUND = simd.OPERATIONS.index("round_bfloat16")  # and float16 next
 CROSS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 # The inputs of simd_vectors.cpp.

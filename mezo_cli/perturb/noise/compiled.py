@@ -76,7 +76,7 @@ class Kernel:
         arrays, rest = tensors[: self.arrays], tensors[self.arrays + 2 :]
         try:
             compiled = self.native(arrays)
-            actual, expected = self._example(CHECKED_TILES, arrays), self._example(CHECKED_TILES, arrays)
+            actual, expected = self._example(arrays), self._example(arrays)
             compiled(*actual, *rest)
             self.function(*expected, *rest)
             if not all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)):
@@ -92,12 +92,11 @@ class Kernel:
         last = tensors[self.arrays - 1]
         return last.device, tensors[0].dtype, last.dtype, torch.get_num_threads()
 
-    def _example(self, count: int, arrays: tuple[Tensor, ...]) -> list[Tensor]:
-        """Return arrays of `count` tiles with some values, and the numbers and keys of the tiles."""
+    def _example(self, arrays: tuple[Tensor, ...]) -> list[Tensor]:
         device = arrays[0].device
-        theta = torch.linspace(-1, 1, count * self.tile, device=device).to(arrays[0].dtype)
+        theta = torch.linspace(-1, 1, CHECKED_TILES * self.tile, device=device).to(arrays[0].dtype)
         outs = [torch.empty_like(theta, dtype=array.dtype) for array in arrays[1:]]
-        numbers = torch.arange(count, dtype=torch.int32, device=device)
+        numbers = torch.arange(CHECKED_TILES, dtype=torch.int32, device=device)
         return [theta, *outs, numbers, numbers.long() * -0x61C8864680B583EB]  # any keys, of 64 bits
 
 

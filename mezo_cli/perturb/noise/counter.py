@@ -1,22 +1,35 @@
 """Counter-based noise: z as a function of (seed, step, sample, tensor name, element index), the same on every device.
 
-`gaussian.py` and `rademacher.py` give the kernels, in which z is drawn (their `draw`).
+Gaussian: each element of z is a quantile of N(0, 1), looked up in a table by 16 random bits. Rademacher: each element
+is +1 or -1, by one random bit.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from math import prod
+from statistics import NormalDist
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import describe_kernels
 from mezo_cli.perturb.noise.direction import Direction, Shape, Terms, to_float32
-from mezo_cli.perturb.noise.kernels import KernelSet, call_size, decay_number, keep, step_sample
+from mezo_cli.perturb.noise.kernels import (
+    KernelSet,
+    call_size,
+    decay_number,
+    keep,
+    make_kernels,
+    random_words,
+    step_sample,
+)
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, ROUND, of_step, update_kernel
 from mezo_cli.perturb.noise.simd import instruction_set
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 Device = torch.device | str
+CODES = 1 << 16  # entries of the table of quantiles
 BLOCK = 1 << 17  # elements, a multiple of every tile: a block and a few buffers of its size stay in cache
 
 
@@ -143,7 +156,6 @@ class CounterNoise:
             stored.copy_(theta)
 
     def _inputs(self, part: Span, term: tuple[Direction, float]) -> tuple[Tensor, ...]:
-        """Return what an update's kernel draws c z from."""
         (direction, coefficient), device = term, part.segment.device
         of_direction = self._directions(direction.step, direction.sample, device)
         return part.tiles, part.keys(direction.seed), of_direction, self._scaled(coefficient, device)
@@ -172,9 +184,59 @@ class CounterNoise:
         return cz[:count]
 
     def _call_size(self, device: torch.device) -> int:
-        """Return how many elements one call of a kernel should process."""
         return call_size(self._kernels.max_tiles * self.tile, device)
 
 
 def _part(tensor: Tensor, chunk: slice) -> Tensor:
     return tensor if chunk.start == 0 and chunk.stop == tensor.shape[0] else tensor[chunk]
+
+
+# --- the kinds ---
+
+
+def draw_gaussian(tiles: Tensor, keys: Tensor, step_sample: Tensor, table: Tensor) -> Tensor:
+    """Draw c z: for each 16 bits of a word the entry of `table` (float32 [65536]), float32 [T, 4, 2, LANES]."""
+    shifts = torch.arange(2, dtype=torch.int32, device=tiles.device).view(2, 1) * 16
+    codes = (random_words(tiles, keys, step_sample) >> shifts) & 0xFFFF
+    # not table[codes]: the compiled code of an embedding does not check for negative indices, and takes 0.6 of the time
+    return torch.nn.functional.embedding(codes, table.view(-1, 1)).squeeze(-1)
+
+
+@lru_cache(maxsize=1)
+def gaussian_table() -> Tensor:
+    """Return the quantiles of N(0, 1) at (i + 1/2) / 65536, scaled to a variance of 1: float32 [65536].
+
+    Entry 65535 - i is entry i with its sign flipped, so the mean is 0. The largest is 4.325. They are computed by
+    Python's `NormalDist` (Wichura's AS 241, in float64) and rounded to float32.
+    """
+    inverse = NormalDist().inv_cdf
+    upper = np.array([inverse(0.5 + (i + 0.5) / CODES) for i in range(CODES // 2)])
+    upper /= np.sqrt(np.mean(upper**2))
+    return torch.from_numpy(np.concatenate([-upper[::-1], upper]).astype(np.float32))
+
+
+_table_on = keep(lambda device: gaussian_table().to(device), 8)
+
+
+def scaled_table(c: float, device: torch.device) -> Tensor:
+    """Return c times the table, float32 [65536]."""
+    # Multiplied on the device: a copy of each scaled table would wait for it. A product is the same on every device.
+    return _table_on(device) * to_float32(c)
+
+
+def draw_rademacher(tiles: Tensor, keys: Tensor, step_sample: Tensor, c: Tensor) -> Tensor:
+    """Draw c z: +c for a set bit, else -c (c: float32 []), float32 [T, 4, 32, LANES]."""
+    shifts = torch.arange(32, dtype=torch.int32, device=tiles.device).view(32, 1)
+    return torch.where((random_words(tiles, keys, step_sample) >> shifts) & 1 != 0, c, -c)
+
+
+def coefficient(c: float, device: torch.device) -> Tensor:
+    """Return c, float32 []."""
+    return torch.full((), to_float32(c), dtype=torch.float32, device=device)
+
+
+GAUSSIAN = make_kernels(draw_gaussian, per_word=2, max_tiles=4096, native="gaussian")
+RADEMACHER = make_kernels(draw_rademacher, per_word=32, max_tiles=1024, native="rademacher")
+# Make a noise.
+gaussian_noise = partial(CounterNoise, "gaussian", GAUSSIAN, scaled_table)  # z ~ N(0, I)
+rademacher_noise = partial(CounterNoise, "rademacher", RADEMACHER, coefficient)  # 1 or -1, each with probability 1/2

@@ -20,10 +20,13 @@ import torch
 from torch import Tensor
 
 from mezo_cli.perturb.noise.compiled import Kernel, compile_native
-from mezo_cli.perturb.noise.philox import MASK, philox
 from mezo_cli.perturb.noise.spans import compute_device
 
 LANES = 32  # a vector register holds 32 bfloat16 values
+MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
 DEVICE_BLOCK = 1 << 25  # off the CPU launches set the size of a block and of a call, and not a cache
 
 # (tiles, keys, step_sample, scaled) -> c z, float32 [T, 4, per_word, LANES]; `scaled` depends on the kind and on c.
@@ -44,6 +47,29 @@ class KernelSet:
     add: Kernel  # theta <- theta + c z
     decay: Kernel  # theta <- decay theta + c z
     shrink: Kernel  # theta <- theta - d theta + c z
+
+
+def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, ...]:
+    """Return the four words of each (counter, key) by Philox4x32-10, int64: only their *low* 32 bits are meaningful.
+
+    Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011). There is no state, so any word
+    can be computed alone, in any order, on any device.
+
+    Args:
+        c0, c1, c2, c3: the counter's words, int64 with zero high halves; they broadcast with each other and the key.
+        k0, k1: the key's words, likewise; only their low halves are read.
+    """
+    for r in range(ROUNDS):
+        # Products wrap at 64 bits and >> repeats the sign, so high halves are arbitrary. Only c0 and c2, which are
+        # multiplied next, need zero high halves: no other operation moves high bits to the low half.
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) ^ c1 ^ (k0 + WEYL[0] * r)) & MASK,
+            p1,
+            ((p0 >> 32) ^ c3 ^ (k1 + WEYL[1] * r)) & MASK,
+            p0,
+        )
+    return c0, c1, c2, c3
 
 
 def random_words(tiles: Tensor, keys: Tensor, step_sample: Tensor) -> Tensor:

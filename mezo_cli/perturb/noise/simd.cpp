@@ -104,7 +104,7 @@ INLINE void lookup(const float* table, const uint32_t* index, float* entries) {
 #endif
 }
 
-// --- the random words: philox.py ---
+// --- the random words: kernels.py ---
 
 // The key of every round.
 struct Keys {

@@ -7,14 +7,13 @@ its tensor, and the key of the tensor. So one call covers any neighbouring tiles
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-
-from mezo_cli.perturb.noise.philox import stream_key
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,6 +136,13 @@ class Span:
 def compute_device(device: torch.device) -> torch.device:
     """Return the device on which noise for `device` is computed: MPS has no float64, so its noise is on the CPU."""
     return torch.device("cpu") if device.type == "mps" else device
+
+
+@lru_cache(maxsize=8192)
+def stream_key(seed: int, name: str) -> tuple[int, int]:
+    """Return the 64-bit key of one tensor's stream under one seed, as two 32-bit words."""
+    digest = blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 def packed_key(seed: int, name: str) -> int:
