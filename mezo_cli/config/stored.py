@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mezo_cli.config.base import Own, SettingError, own_function
 from mezo_cli.config.explain import key_owners, readers
 from mezo_cli.config.schema import Config, EngineConfig, to_dict
@@ -37,6 +35,8 @@ def to_yaml(config: Config) -> str:
 
 def dump(plain: Mapping[str, Any]) -> str:
     """Return plain nested values as YAML, in their order."""
+    import yaml  # not needed to say which keys there are
+
     return yaml.safe_dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
@@ -86,6 +86,8 @@ def _section(text: str) -> dict[str, Any]:
 
     Aliases, with which few bytes can stand for millions of values, are refused: `to_yaml` writes none.
     """
+    import yaml
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         if "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):

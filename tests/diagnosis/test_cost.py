@@ -7,7 +7,7 @@ import torch
 
 from mezo_cli.diagnosis import cost, signal
 from mezo_cli.diagnosis.findings import DOUBT, Deadline, Finding, Section
-from mezo_cli.models import dtypes
+from mezo_cli.models import loading
 from mezo_cli.session.prepare import Prepared
 from tests.diagnosis.sessions import load, named, only
 from tests.diagnosis.test_signal import Ticks
@@ -34,7 +34,7 @@ def test_what_is_trained_is_reported_and_what_no_forward_reads_is_a_doubt(robert
 
 @pytest.mark.parametrize(("fast", "own"), [(True, "float32"), (False, "float16"), (False, "float32")])
 def test_float16_is_measured_if_it_serves(fast: bool, own: str, roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtypes, "has_fast_float16", lambda device: fast)
+    monkeypatch.setattr(loading, "has_fast_float16", lambda device: fast)
     prepared = load(roberta, "batch_size=24", f"model.compute_dtype={own}")
     measured = {"float32", "bfloat16", *(["float16"] if fast or own == "float16" else [])}
     costs = findings(prepared)["step"].figures["costs"]
