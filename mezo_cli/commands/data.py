@@ -36,7 +36,7 @@ def data(overrides: Sequence[str], export: Path | None, words: bool, config_dir:
     if words:
         with console_logging(make_error_console()):
             import_torch()
-            from mezo_cli.diagnosis.propose_words import propose
+            from mezo_cli.commands.propose_words import propose
 
             for line in propose(config):
                 print_line(line)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mezo_cli.diagnosis.propose_words import FIRST, choose_words
+from mezo_cli.commands.propose_words import FIRST, choose_words
 from tests import tiny
 from tests.command_line import error_line, mezo
 
