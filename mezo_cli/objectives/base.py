@@ -242,13 +242,8 @@ class BatchLoss:
     def __init__(
         self, objective: Objective, batches: Sequence[Any], ranks: Ranks = ALONE, rows: int = 0, weights: Weights = None
     ) -> None:
-        self._objective, self._batches, self._rows, self._ranks, self._weights = (
-            objective,
-            batches,
-            rows,
-            ranks,
-            weights,
-        )
+        self._objective, self._batches, self._rows, self._ranks = objective, batches, rows, ranks
+        self._weights = weights
         if weights is not None and objective.loss_from_counts:
             raise UserError(
                 f"objective.loss={objective.config.objective.loss}: it is no mean over rows, so that data.weights=mean "
