@@ -21,7 +21,7 @@ from mezo_cli.runs.scores import metrics_of, picked_start
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 SPLITS = ("dev", "train", "test", "test_before")
 LOGGED = ("step", "loss", "reward", "reward_min", "reward_max")  # of a training step's line
-BASELINES = {  # name in summary.json (objectives/classification.py) -> in tables
+BASELINES = {  # name in summary.json (objectives/scoring.py) -> in tables
     "label_shares": "threshold: label shares",
     "best_threshold": "threshold: best on train",
     "fitted_bias": "bias fitted on train",
