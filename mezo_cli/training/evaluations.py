@@ -1,5 +1,6 @@
 """The evaluations of a run: of dev when they are due, with the checkpoints that follow; of the untrained model."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,6 +47,7 @@ class Evaluations:
         self.best, self.dev_seconds = 0, 0.0
         self.untrained: dict[str, Tensor] = {}
         self.last_dev: tuple[int, Tensor] | None = None
+        self._was_told = False  # that the loss on dev has risen
         self._latest: tuple[int, Evaluation] | None = None  # step and evaluation on dev, of this process
 
     def load(self) -> None:
@@ -77,6 +79,7 @@ class Evaluations:
                 evaluation = evaluation.with_details(self._forgetting.measure(session))
             self._latest = step, evaluation
             self.add({step: evaluation.line()})
+            self._warn_if_worse(evaluation)
         if evaluation is None and not save_due:
             return
         run_log.sync()
@@ -101,6 +104,17 @@ class Evaluations:
         progress.report_dev(step, format_score(metric, evaluation.scores()[metric], "%"), evaluation.text)
         for record in kept[:1]:
             log.info("dev    %s", describe_completion(record))
+
+    def _warn_if_worse(self, evaluation: Evaluation) -> None:
+        """Say once that the loss on dev is above that of the untrained model, beyond its interval."""
+        run_log, before = self.run_log, self.dev.get(0, {}).get("loss", math.inf)
+        if self._was_told or evaluation.loss <= before:
+            return
+        if evaluation.summary()["intervals"].get("loss", (-math.inf,))[0] > before:
+            self._was_told = True
+            what = f"the loss on dev, {evaluation.loss:.4g}, is above that before training, {before:.4g}"
+            advice = lower_rate(run_log.config, run_log.run)
+            log.warning("warning: step %d: %s; %s", run_log.step, what, advice)
 
     def before_training(self, session: Session) -> None:
         """Before the first step, score the rows that the result will be compared on, and store the scores.

@@ -220,6 +220,10 @@ def test_a_run_that_diverged_ends_there_unless_told_otherwise(train: Train) -> N
     log = (whole / "train.log").read_text()
     (step,) = [int(found) for found in re.findall(r"warning: step (\d+): the run has diverged", log)]
     assert 10 < step < 24
+    (told,) = re.findall(
+        r"warning: step (\d+): the loss on dev, [\d.]+, is above that before training, [\d.]+; try", log
+    )
+    assert int(told) in range(4, step + 4, 4)
     assert "verdict  diverged: the mean of the last 10 losses is" in log.splitlines()[-2]
     assert (Run(whole).read_summary()["verdict"], Run(whole).read_summary()["steps"]) == ("diverged", 24)
     summary = Run(run).read_summary()
