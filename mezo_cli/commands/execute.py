@@ -96,7 +96,7 @@ def check_shareable(config: Config, size: int) -> None:
         raise UserError(f"distributed.split=directions: {few}; start fewer, or use distributed.split=rows")
     by_rows = split == "rows" or points < size
     if by_rows and loss == "reward":
-        how = "which share the members of a step, not its rows; start fewer, or raise optimizer.samples or"
-        raise UserError(f"objective.loss={loss}: {few}, {how} optimizer.members")
+        how = "start fewer, or raise optimizer.samples or optimizer.members"
+        raise UserError(f"objective.loss={loss}: {few}, which share the members of a step, not its rows; {how}")
     if by_rows and config.batch_size < size:
         raise UserError(f"batch_size={config.batch_size} is less than {size} ranks, which share its rows; start fewer")

@@ -1,6 +1,6 @@
 """`--from RUN|FILE`: the settings of a run or of a config.yaml as overrides, before those of the command line.
 
-They are data: what only a user may name  is given again.
+They are data: what only a user may name is given again.
 """
 
 import re

@@ -16,12 +16,13 @@ from typing import Any
 
 from mezo_cli.config.base import Own, SettingError, own_function
 from mezo_cli.config.explain import key_owners, readers
+from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import Config, EngineConfig, to_dict
 from mezo_cli.config.validation import build, check_rules
 from mezo_cli.errors import UserError, join, one_line
 from mezo_cli.process.environment import environment
 
-REWARD = "objective.reward"
+REWARD = REWARDS.key
 USED = "own_reward"  # of run.json: whether the run's process was given a function
 
 # What the user has given to this process, by key, as `Own.find` returns it.
@@ -41,7 +42,7 @@ def dump(plain: Mapping[str, Any]) -> str:
 
 
 def from_yaml(text: str) -> Config:
-    """Return the config of `to_yaml`. The user's own code in it is ignored: it may be somebody else's ."""
+    """Return the config of `to_yaml`. The user's own code in it is ignored: it may be somebody else's."""
     return build(without_own_code(read_settings(text)))
 
 

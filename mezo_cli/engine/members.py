@@ -180,11 +180,12 @@ class Adapters(Members):
         shutil.copytree(self._template, folder)
         for name, name_in_file in self._names.items():
             p, span = self._params.tensors[name], self._params.span_of[name]
-            out = p.detach()
-            if member.direction is not None:
+            if member.direction is None:
+                out = p.detach().clone()  # of the storage that all tensors share
+            else:
                 out = p.new_empty(span.numel)
                 self._params.noise.perturb(member.direction, span, member.c, out)
-            tensors[name_in_file] = out.flatten()[: p.numel()].view(p.shape).cpu().clone()
+            tensors[name_in_file] = out.flatten()[: p.numel()].view(p.shape).cpu()
         save_file(tensors, folder / WEIGHTS)
         (folder / WEIGHTS).chmod(0o644)  # which is written for its owner alone
         return str(folder)

@@ -111,27 +111,25 @@ class Choice(Objective):
         for row, padded in zip(batch.rows, table.numpy()[:, len(VALUES) :], strict=True):
             of_row, right = padded[: len(row.texts)], [row.texts[number] for number in row.right]
             weights, prediction = np.exp(of_row - of_row.max()), row.texts[int(of_row.argmax())]
-            known = (
-                {"right": right, "accuracy": float(prediction in right)} if right else {}
-            )  # none of a row to predict
-            records.append(
-                {
-                    "prompt": self.encoder.decode(row),
-                    "candidates": list(row.texts),
-                    "scores": of_row.tolist(),
-                    "probabilities": (weights / weights.sum()).tolist(),
-                    "prediction": prediction,
-                    **known,
-                }
-            )
+            record = {
+                "prompt": self.encoder.decode(row),
+                "candidates": list(row.texts),
+                "scores": of_row.tolist(),
+                "probabilities": (weights / weights.sum()).tolist(),
+                "prediction": prediction,
+            }
+            if right:  # a row to predict has none
+                record |= {"right": right, "accuracy": float(prediction in right)}
+            records.append(record)
         return table[:, : len(VALUES)], records
 
     def assess(self, values: Tensor, rows: Sequence[ChoiceRow], records: Records | None = None) -> Evaluation:
         """Return the evaluation that `VALUES` of rows are: the accuracy, and the loss."""
         losses, right, lm_losses, tokens = values.double().numpy().T
-        of_loss = mean_of(losses if self._settings.loss == "cross_entropy" else 1.0 - right)
         if self._settings.loss == "lm":
             of_loss = mean_of(lm_losses, tokens)
+        else:
+            of_loss = mean_of(losses if self._settings.loss == "cross_entropy" else 1.0 - right)
         accuracy = float(right.mean())
         loss = float(of_loss(np.arange(len(right))[None])[0]) if bool(values.isfinite().all()) else math.nan
         samples, text = {"accuracy": right == 1.0, "loss": of_loss}, f"accuracy {100 * accuracy:5.1f}%  loss {loss:.4f}"

@@ -120,7 +120,8 @@ class Entry:
 def predicted_fractions(line: Mapping[str, Any]) -> dict[str, float]:
     """Return label -> the fraction of the rows predicted as it, of an evaluation; empty where it counts no labels."""
     predicted = line.get("predicted") or {}
-    return {label: count / (sum(predicted.values()) or 1) for label, count in predicted.items()}
+    total = sum(predicted.values()) or 1
+    return {label: count / total for label, count in predicted.items()}
 
 
 def result_split(summary: Mapping[str, Any]) -> str:

@@ -188,7 +188,8 @@ def paper_view(groups: Sequence[Group], width: int, table: str = TABLE) -> Compa
     beside = max(1, (width - 40) // COLUMN[whole.has_shots])
     parts = np.array_split(list(whole.tasks), -(-len(whole.tasks) // beside))
     notes = [f"paper: {whole.source}; {whole.about}", *whole.notes, *_group_notes(shown, with_missing=True)]
-    notes += [UNCERTAIN] * any(number.uncertain for row in whole.rows for number in row.numbers.values())
+    if UNCERTAIN not in notes and any(number.uncertain for row in whole.rows for number in row.numbers.values()):
+        notes.append(UNCERTAIN)
     if rest := len(groups) - len(shown):
         notes.append(f"{rest} group{'s' if rest > 1 else ''} of other tasks, data or shots: see mezo compare")
     cells = [cell for row in whole.rows for cell in _paper_cells(whole, row, shown)]

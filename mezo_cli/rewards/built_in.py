@@ -150,8 +150,10 @@ def word_f1(text: str, gold: str) -> float:
     """Return the F1 of the words that two normalized texts have in common, counted with repetition."""
     words, gold_words = normalize(text).split(), normalize(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
-    precision, recall = common / max(1, len(words)), common / max(1, len(gold_words))
-    return 2 * precision * recall / (precision + recall) if common else 0.0
+    if not common:
+        return 0.0
+    precision, recall = common / len(words), common / len(gold_words)
+    return 2 * precision * recall / (precision + recall)
 
 
 # A minus sign belongs to a number unless it stands after a word, a number or a closing parenthesis: 5-3 ends in 3.
