@@ -49,7 +49,7 @@ class MlmEncoder(ClassificationEncoder):
 
     def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
         """Tokenize column by column, which is fast, then join the parts of each row."""
-        columns, limit = list[Iterable[list[int]]](), self.max_length
+        columns: list[Iterable[list[int]]] = []
         for piece in self._pieces:
             if piece.sentence is None:
                 columns.append(repeat(piece.ids, len(examples)))
@@ -57,30 +57,34 @@ class MlmEncoder(ClassificationEncoder):
                 texts = [piece.sentence.render(example.texts) for example in examples]
                 columns.append([ids[: piece.limit] for ids in tokenize(texts, self.tokenizer)])
         for example, parts in zip(examples, zip(*columns, strict=True), strict=True):
-            lengths = list(map(len, parts))
+            yield self._join(example, parts)
+
+    def _join(self, example: Example, parts: tuple[list[int], ...]) -> TokenizedExample:
+        limit = self.max_length
+        lengths = list(map(len, parts))
+        mask = sum(lengths[: self._mask_piece]) + self._mask_offset
+        if mask >= limit and self.keeps_mask:
+            # cut the ends of the sentences, the longest first, until the row fits
+            slots = [i for i, piece in enumerate(self._pieces) if piece.sentence is not None]
+            for _ in range(sum(lengths) - limit):
+                longest = max(slots, key=lengths.__getitem__)
+                lengths[longest] = max(0, lengths[longest] - 1)
+            parts = tuple(part[:length] for part, length in zip(parts, lengths, strict=True))
             mask = sum(lengths[: self._mask_piece]) + self._mask_offset
-            if mask >= limit and self.keeps_mask:
-                # cut the ends of the sentences, the longest first, until the row fits
-                slots = [i for i, piece in enumerate(self._pieces) if piece.sentence is not None]
-                for _ in range(sum(lengths) - limit):
-                    longest = max(slots, key=lengths.__getitem__)
-                    lengths[longest] = max(0, lengths[longest] - 1)
-                parts = tuple(part[:length] for part, length in zip(parts, lengths, strict=True))
-                mask = sum(lengths[: self._mask_piece]) + self._mask_offset
-            ids = list(chain.from_iterable(parts))
-            if mask >= limit:
-                source, more = "the model takes no more", ""
-                if limit == self.task.max_length:
-                    source, more = "task.max_length", ", or raise task.max_length"
-                raise UserError(
-                    f"{describe_row(self.task, example)}: the prompt has {len(ids)} tokens and its mask is token "
-                    f"{mask + 1}, cut off by the limit of {limit} ({source}); shorten sentences with task.first_limit "
-                    f"or task.other_limit{more}"
-                )
-            segments = [0] * len(ids)
-            if self._pieces[-1].segment:
-                segments = [p.segment for p, part in zip(self._pieces, parts, strict=True) for _ in part]
-            yield TokenizedExample(ids[:limit], segments[:limit], mask, example.label)
+        ids = list(chain.from_iterable(parts))
+        if mask >= limit:
+            source, more = "the model takes no more", ""
+            if limit == self.task.max_length:
+                source, more = "task.max_length", ", or raise task.max_length"
+            raise UserError(
+                f"{describe_row(self.task, example)}: the prompt has {len(ids)} tokens and its mask is token "
+                f"{mask + 1}, cut off by the limit of {limit} ({source}); shorten sentences with task.first_limit "
+                f"or task.other_limit{more}"
+            )
+        segments = [0] * len(ids)
+        if self._pieces[-1].segment:
+            segments = [p.segment for p, part in zip(self._pieces, parts, strict=True) for _ in part]
+        return TokenizedExample(ids[:limit], segments[:limit], mask, example.label)
 
     def without_limits(self) -> Self:
         """Return an encoder that cuts nothing off."""
