@@ -52,7 +52,7 @@ def frozen_heap() -> None:
 def spared() -> Iterator[Callable[[], Any]]:
     """Spare what costs each run time, and what a test that observes it puts back; yield the list of mapped files."""
     from mezo_cli.config import compose
-    from mezo_cli.perturb import params
+    from mezo_cli.perturb.noise import spans
     from mezo_cli.process import memory, versions
     from mezo_cli.session import session
     from tests import compositions, random_words
@@ -67,7 +67,7 @@ def spared() -> Iterator[Callable[[], Any]]:
         patch.setattr(compose, "parse", compositions.parsing_once())
         # Each run collects the garbage for the next one's memory: see `live_models.count_live`.
         patch.setattr(session, "gc", SimpleNamespace(collect=lambda: 0))
-        for module in (memory, params):  # to list the maps of a process takes milliseconds
+        for module in (memory, spans):  # to list the maps of a process takes milliseconds
             patch.setattr(module, "mapped_files", lambda: [])
         for module in random_words.USERS:  # z of eager tests is that of a few tiny models, at the same steps
             patch.setattr(module, "random_words", random_words.drawing_once())
@@ -118,7 +118,7 @@ def composing_all() -> Iterator[None]:
 @pytest.fixture
 def released_pages(spared: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Release the pages of model files, as a run does: for a test of its memory."""
-    for module in ("mezo_cli.process.memory", "mezo_cli.perturb.params"):
+    for module in ("mezo_cli.process.memory", "mezo_cli.perturb.noise.spans"):
         monkeypatch.setattr(f"{module}.mapped_files", spared)
 
 

@@ -43,7 +43,7 @@ class Moment:
                     if piece.name in self._loaded:
                         loaded = self._loaded.pop(piece.name)[piece.start : piece.start + piece.numel]
                         flat[piece.offset : piece.offset + piece.numel] = loaded.to(flat.device)
-            self._views[span] = span.slice_of(self._flat[segment])
+            self._views[span] = self._flat[segment][span.place]
         return self._views[span]
 
     def load(self, tensors: "dict[str, Tensor]") -> None:

@@ -163,7 +163,7 @@ class PerturbedForward:
     @compute_dtype.setter
     def compute_dtype(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self.patches.use(dtype)
+        self.patches.reset()
 
     def select_reachable(self, run: Callable[[], Tensor]) -> list[str]:
         """Keep as trainable only the tensors that can change the loss; return the names of the others: `Reach.select`.
@@ -173,12 +173,11 @@ class PerturbedForward:
         """
         # The graph is looked at, and not run backward.
         no_activations = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda packed: packed)
-        # In theta's dtype: the graph would keep all copies in another one.
+        # In theta's dtype: the graph would keep all copies in another one. To set it lets all modules decide their ways
+        # anew, before and after, and they note what they read as they decide.
         in_dtype, noted = self.using_compute_dtype(self.params.dtype), swapped("mode", {self: NOTED})
         with in_dtype, noted, torch.enable_grad(), no_activations:
-            unreachable = self.reach.select(self.params, run)
-        self.patches.reset()
-        return unreachable
+            return self.reach.select(self.params, run)
 
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Let forwards compute in `dtype`, and store the frozen weights in it if theta is float32.
@@ -196,7 +195,6 @@ class PerturbedForward:
                     if not p.requires_grad and p.dtype != dtype and not self.is_streamed(p):
                         stored, p.data = p.data, p.data.to(dtype)
                         release_file_pages(stored)
-        self.patches.reset()
 
     def unpatch(self, module: nn.Module) -> None:
         """Restore a module's original forward: its caller gets the weights that it needs by `perturbed_weight`."""

@@ -6,8 +6,6 @@ see noise/rounding.py. It is the same rounding whether one step is applied or, i
 
 import copy
 import math
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Self
@@ -21,16 +19,11 @@ from mezo_cli.perturb.noise import Direction, Noise
 from mezo_cli.perturb.noise.counter import CounterNoise
 from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, round_
-from mezo_cli.perturb.noise.spans import Segment, Span, compute_device, tiles_of
-from mezo_cli.process.memory import mapped_files, release_file_pages, trim_malloc
+from mezo_cli.perturb.noise.spans import Span, compute_device, to_flat_storage
 
 # Terms of whole steps that are applied to all tensors before the next ones. The noise keeps more scaled tables than
 # that, so none is made again for every tensor; and the processor's cache holds them (4 MB).
 TERMS_PER_PASS = 16
-# Elements of a segment (128 MB in float32). A launch over one takes far longer than to start it. While a segment is
-# filled its tensors exist twice on a GPU, so it is a small part of a large model.
-SEGMENT = 1 << 25
-TRIM_BYTES = 1 << 24  # on a CPU freed memory is returned to the system after as much has been moved
 
 Term = tuple[Direction, float]
 
@@ -48,8 +41,7 @@ class WeightDecay:
         deferred: the product of the deferred decays.
     """
 
-    def __init__(self) -> None:
-        self.deferred = 1.0
+    deferred = 1.0
 
     def take(self, decay: float, moves: bool) -> float:
         """Return the decay to apply in the next step: with what the steps before deferred, or 1 if it is deferred, too.
@@ -123,8 +115,7 @@ class Params:
         self._spans: dict[int | None, list[Span]] = {}  # of the tensors, by the size that they are cut to
         self._spans_of: Mapping[str, nn.Parameter] = self.tensors
         self.span_of: dict[str, Span] = {}  # in the order of the storage
-        for names_there in _share_out(self.tensors, noise.tile):
-            segment = _fill({name: self.tensors[name] for name in names_there}, noise.tile)
+        for segment in to_flat_storage(self.tensors, noise.tile):
             ends = segment.ends.tolist()
             for (name, _), first, last in zip(segment.tensors, [0, *ends], ends, strict=False):
                 self.span_of[name] = Span(segment, first, last)
@@ -285,67 +276,3 @@ def _passes(
         of_pass, with_decays = of_pass + of_step, with_decays + of_decays
     if of_pass:
         yield of_pass, with_decays
-
-
-# --- flat storage, of which the trainable tensors are views ---
-
-
-def _share_out(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[list[str]]:
-    """Yield the names of each segment's tensors: a layer that fits is in one segment, which one call perturbs."""
-    names: list[str] = []
-    taken, last_kind, sizes = 0, None, Counter[str]()
-    numbered = {name: re.match(r"(.*?\.)?\d+(?=\.)", name) for name in tensors}
-    layers = {name: found[0] if found else "" for name, found in numbered.items()}  # as `model.layers.3`; "" for none
-    for name, p in tensors.items():
-        sizes[layers[name]] += p.numel()
-
-    def unit(name: str) -> str:
-        layer = layers[name]
-        return layer if layer and sizes[layer] <= SEGMENT else name.rpartition(".")[0]
-
-    for (_, *kind), group in groupby(tensors, lambda n: (unit(n), tensors[n].dtype, tensors[n].device)):
-        rest = []
-        for name in group:
-            if _stays(tensors[name], tile):
-                yield [name]
-            else:
-                rest.append(name)
-        size = sum(tiles_of(tensors[name].numel(), tile) * tile for name in rest)
-        if names and (taken + size > SEGMENT or kind != last_kind):
-            yield names
-            names, taken = [], 0
-        names, taken, last_kind = names + rest, taken + size, kind
-    if names:
-        yield names
-
-
-def _stays(p: Tensor, tile: int) -> bool:
-    """Return whether a tensor is a segment of its own, where it is: to copy it would take much memory for a moment."""
-    return 2 * p.numel() >= SEGMENT and p.numel() % tile == 0 and p.is_contiguous()
-
-
-def _fill(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
-    """Make the tensors views of a segment: moved one by one, so that their old memory is freed; their values stay."""
-    shapes = [(name, tuple(p.shape)) for name, p in tensors.items()]
-    first = next(iter(tensors.values())).data
-    if len(tensors) == 1 and _stays(first, tile):
-        return Segment(first.view(-1), shapes, tile)
-    total = sum(tiles_of(p.numel(), tile) for p in tensors.values()) * tile
-    flat, begin = torch.empty(total, dtype=first.dtype, device=first.device), 0
-    mapped = mapped_files() if first.device.type == "cpu" else []
-    untrimmed = 0  # bytes of old memory that malloc may still hold
-    for p in tensors.values():
-        end = begin + tiles_of(p.numel(), tile) * tile
-        view, old = flat[begin : begin + p.numel()].view(p.shape), p.data
-        view.copy_(old)
-        flat[begin + p.numel() : end].zero_()
-        # As a storage of its own, where torch can: `save_pretrained` copies all tensors that are parts of one storage,
-        # which would take the memory of a second model.
-        p.data = torch.from_dlpack(view) if view.device.type in ("cpu", "cuda") else view
-        release_file_pages(old, mapped)
-        del old
-        begin, untrimmed = end, untrimmed + view.nbytes
-        if first.device.type == "cpu" and untrimmed >= TRIM_BYTES:
-            trim_malloc()
-            untrimmed = 0
-    return Segment(flat, shapes, tile)

@@ -15,20 +15,8 @@ from torch import Tensor, nn
 
 from mezo_cli.perturb.functional import is_plain_embedding, swap_params
 from mezo_cli.perturb.noise.direction import Factors
-from mezo_cli.perturb.params import SEGMENT
-from mezo_cli.perturb.plan import (
-    BOTH,
-    MODES,
-    NOTED,
-    ONE_SIGN,
-    PAIRED,
-    THETA,
-    Owner,
-    Plan,
-    ScratchBuffer,
-    Way,
-    run_linear,
-)
+from mezo_cli.perturb.noise.spans import SEGMENT
+from mezo_cli.perturb.plan import BOTH, MODES, NOTED, ONE_SIGN, PAIRED, THETA, Owner, Plan, Way, run_linear
 from mezo_cli.perturb.reach import own_parameters
 
 if TYPE_CHECKING:
@@ -48,27 +36,23 @@ class PatchedForward:
 
     Attributes:
         ways: what runs the module, by what forwards see (`THETA`, ...).
-        of_dtype: the same for each compute dtype.
     """
 
-    def __init__(self, module: nn.Module, forward: "PerturbedForward", decide: Callable[..., Way]) -> None:
+    def __init__(self, module: nn.Module, forward: "PerturbedForward", way_of: Callable[..., Way]) -> None:
         self.module, self.__wrapped__ = module, module.forward  # its signature is what transformers looks at
-        self._forward, self._decide = forward, decide
-        self.of_dtype: dict[torch.dtype, list[Way]] = {}
-        self.use(forward.compute_dtype)
+        self._forward, self._way_of = forward, way_of
+        self.ways: list[Way] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
         return self.ways[self._forward.mode](*args, **kwargs)
 
-    def use(self, dtype: torch.dtype) -> None:
-        """Run the module the ways that have been decided for a compute dtype, or will be."""
-        if dtype not in self.of_dtype:
-            self.of_dtype[dtype] = [partial(self._first, mode) for mode in MODES]
-        self.ways = self.of_dtype[dtype]
-
-    def _first(self, mode: int, *args: Any, **kwargs: Any) -> Any:
-        self.ways[mode] = way = self._decide(self, mode)
+    def decide(self, mode: int, *args: Any, **kwargs: Any) -> Any:
+        """Decide what runs the module from now on where forwards see this, and run it."""
+        if mode == NOTED:
+            reach, parameters = self._forward.reach, own_parameters(self.module).values()
+            reach.read.update(reach.names[id(p)] for p in parameters if p.requires_grad)
+        self.ways[mode] = way = self._way_of(self, THETA if mode == NOTED else mode)
         return way(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
@@ -89,11 +73,15 @@ class Patches:
         modules: module -> its patched forward, of those that own parameters.
         layers: those of the entries of ModuleLists: a second one, where a layer has parameters of its own.
         layer_elements: the most elements of a layer whose modules are perturbed together.
+        scratch: where the copies of parameters are, in bytes, as large as the largest module needs: modules run one
+            after another. Views into the one before stay valid: they hold its storage.
+        scratch_used: bytes; for more than one module where a module with parameters calls another.
     """
 
     def __init__(self, forward: "PerturbedForward", model: nn.Module, rounds: bool) -> None:
         self.layer_elements = LAYER_ELEMENTS.get(next(model.parameters()).device.type, LAYER_ELEMENTS_ELSEWHERE)
-        self._forward, self._rounds, self._scratch = forward, rounds, ScratchBuffer()
+        self.scratch, self.scratch_used = torch.empty(0, dtype=torch.uint8), 0
+        self._forward, self._rounds = forward, rounds
         self._decided_for: tuple[Any, ...] = ()
         self.modules: dict[nn.Module, PatchedForward] = {}
         for module in model.modules():
@@ -105,17 +93,12 @@ class Patches:
             for layer in layers if isinstance(layers, nn.ModuleList) else ():
                 layer.forward = PatchedForward(layer, forward, self._layer_way)
                 self.layers.append(layer.forward)
+        self.reset()
 
     def reset(self) -> None:
-        """Decide anew how each module runs."""
+        """Decide anew how each module runs, when it next does."""
         for patched in (*self.modules.values(), *self.layers):
-            patched.of_dtype.clear()
-        self.use(self._forward.compute_dtype)
-
-    def use(self, dtype: torch.dtype) -> None:
-        """Let the modules run in a compute dtype."""
-        for patched in (*self.modules.values(), *self.layers):
-            patched.use(dtype)
+            patched.ways = [partial(patched.decide, mode) for mode in MODES]
 
     def follow(self) -> None:
         """Decide anew how each module runs, if what is perturbed, or how, is no longer what it was."""
@@ -141,8 +124,6 @@ class Patches:
         return Owner(module, self.modules[module].__wrapped__, names, rounded)
 
     def _module_way(self, patched: PatchedForward, mode: int) -> Way:
-        if mode == NOTED:
-            return self._noting(patched, self._module_way)
         owner = self._owner(patched.module, mode)
         if not owner.perturbed and not owner.rounded:
             return owner.forward
@@ -151,7 +132,7 @@ class Patches:
         module = patched.module
         if mode != THETA and type(module) is nn.Linear and self._factors_of(module.weight) is not None:
             return partial(self._factored_linear, module)
-        run = Plan(self._forward, self._scratch, [owner], 2 if mode == PAIRED else 1).run
+        run = Plan(self._forward, [owner], 2 if mode == PAIRED else 1).run
         return partial(self._at_theta, owner, run) if mode == THETA else run
 
     def _at_theta(self, owner: Owner, run: Way, *args: Any, **kwargs: Any) -> Any:
@@ -161,21 +142,8 @@ class Patches:
         rounded = {key: p.to(self._forward.compute_dtype) for key, p in owner.rounded.items()}
         return swap_params(owner.module, rounded, owner.forward, *args, **kwargs)
 
-    def _noting(self, patched: PatchedForward, way_of: Callable[[PatchedForward, int], Way]) -> Way:
-        reach = self._forward.reach
-        names = [reach.names[id(p)] for p in own_parameters(patched.module).values() if p.requires_grad]
-        run = way_of(patched, THETA)
-
-        def note(*args: Any, **kwargs: Any) -> Any:
-            reach.read.update(names)
-            return run(*args, **kwargs)
-
-        return note
-
     def _embedding_way(self, patched: PatchedForward, mode: int) -> Way:
         """Run an embedding; only the rows that the batch looks up are perturbed, or rounded."""
-        if mode == NOTED:
-            return self._noting(patched, self._embedding_way)
         weight, look_up = patched.module.get_parameter("weight"), patched.__wrapped__
         if mode != THETA and self.is_perturbed(weight):
             return _refuse if mode == BOTH else partial(self._perturbed_rows, weight, mode == PAIRED)
@@ -204,14 +172,14 @@ class Patches:
         # A layer inside this one has no copies of its own, then.
         layers = [one for one in self.layers if one.module in inside and one is not patched]
         of_layers = [Owner(one.module, one.__wrapped__, {}, {}) for one in layers]
-        plan = Plan(self._forward, self._scratch, [*owners, *of_layers], 2 if mode == PAIRED else 1)
+        plan = Plan(self._forward, [*owners, *of_layers], 2 if mode == PAIRED else 1)
         if sum(span.numel for span in plan.spans) > self.layer_elements:
             return run
         ways = [*(of_modules[owner.module].ways for owner in owners), *(one.ways for one in layers)]
         return partial(self._run_layer, plan, ways, mode, run)
 
     def _run_layer(self, plan: Plan, ways: list[list[Way]], mode: int, run: Way, *args: Any, **kwargs: Any) -> Any:
-        before, ways_before = self._scratch.used, [of_module[mode] for of_module in ways]
+        before, ways_before = self.scratch_used, [of_module[mode] for of_module in ways]
         try:
             plan.write()
             for of_module, call in zip(ways, plan.calls, strict=True):
@@ -220,7 +188,7 @@ class Patches:
         finally:
             for of_module, way in zip(ways, ways_before, strict=True):
                 of_module[mode] = way
-            self._scratch.used = before
+            self.scratch_used = before
 
     def _factors_of(self, weight: Tensor) -> Factors | None:
         """Return z of a weight if its forward uses the factors: in float32, where no weight is rounded."""

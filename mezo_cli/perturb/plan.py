@@ -53,26 +53,13 @@ class Owner(NamedTuple):
     rounded: Mapping[str, nn.Parameter]
 
 
-class ScratchBuffer:
-    """One buffer for perturbed weights, as large as the largest module needs: modules run one after another.
-
-    Attributes:
-        memory: the buffer, in bytes. Views into the one before stay valid: they hold its storage.
-        used: bytes; for more than one module where a module with parameters calls another.
-    """
-
-    def __init__(self) -> None:
-        self.memory, self.used = torch.empty(0, dtype=torch.uint8), 0
-
-
 class Plan:
     """The perturbed and the rounded copies of the parameters of modules that are written together, made once.
 
     A copy is [signs, ...]; one without a perturbation is the same memory for both.
 
     Args:
-        forward: what forwards see now.
-        scratch: where the copies are.
+        forward: what forwards see now; the copies are in the scratch buffer of its `patches`.
         owners: one module, or the modules of a layer.
         signs: how many signs a forward computes.
 
@@ -81,10 +68,8 @@ class Plan:
         calls: what runs each module with its copies, from the first `write` on.
     """
 
-    def __init__(
-        self, forward: "PerturbedForward", scratch: ScratchBuffer, owners: Sequence[Owner], signs: int
-    ) -> None:
-        self._forward, self._scratch, self._owners = forward, scratch, owners
+    def __init__(self, forward: "PerturbedForward", owners: Sequence[Owner], signs: int) -> None:
+        self._forward, self._owners = forward, owners
         self.spans = forward.params.spans(name for owner in owners for name in owner.perturbed.values())
         rounded = {p for owner in owners for p in owner.rounded.values()}
         self._dtype, self._signs = forward.compute_dtype, signs if self.spans else 1
@@ -98,12 +83,12 @@ class Plan:
 
     def write(self) -> None:
         """Write the copies as each sign sees them."""
-        scratch, start, place = self._scratch, self._scratch.used, self._place
-        scratch.used += -(-self._bytes // CACHE_LINE) * CACHE_LINE
-        if scratch.memory.numel() < scratch.used or scratch.memory.device != self._device:
-            scratch.memory = torch.empty(scratch.used, dtype=torch.uint8, device=self._device)
-        if place is None or place[0] is not scratch.memory or place[1] != start:
-            self._lay_out(start)
+        patches, start, place = self._forward.patches, self._forward.patches.scratch_used, self._place
+        patches.scratch_used += -(-self._bytes // CACHE_LINE) * CACHE_LINE
+        if patches.scratch.numel() < patches.scratch_used or patches.scratch.device != self._device:
+            patches.scratch = torch.empty(patches.scratch_used, dtype=torch.uint8, device=self._device)
+        if place is None or place[0] is not patches.scratch or place[1] != start:
+            self._lay_out(patches.scratch, start)
         for span, outs in self._perturbed:
             perturbation = self._forward.perturbation
             assert perturbation is not None
@@ -111,9 +96,9 @@ class Plan:
         for p, out in self._rounded:
             out.copy_(p.data)
 
-    def _lay_out(self, start: int) -> None:
-        self._place, signs = (self._scratch.memory, start), self._signs
-        buffer, begin = self._scratch.memory[start : start + self._bytes].view(self._dtype), 0
+    def _lay_out(self, scratch: Tensor, start: int) -> None:
+        self._place, signs = (scratch, start), self._signs
+        buffer, begin = scratch[start : start + self._bytes].view(self._dtype), 0
         tensors, copied = dict[str, Tensor](), dict[nn.Parameter, Tensor]()
         self._perturbed = []
         for span in self.spans:
@@ -134,12 +119,12 @@ class Plan:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the one module of the plan."""
-        before = self._scratch.used
+        patches, before = self._forward.patches, self._forward.patches.scratch_used
         try:
             self.write()
             return self.calls[0](*args, **kwargs)
         finally:
-            self._scratch.used = before
+            patches.scratch_used = before
 
 
 def _call_of(forward: "PerturbedForward", owner: Owner, copies: Copies) -> Way:

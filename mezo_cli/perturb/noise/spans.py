@@ -1,25 +1,32 @@
 """Flat storage: tensors side by side in tiles of the noise, so that one kernel goes over many of them.
 
-Every tensor begins at a tile of its own. What a kernel needs to draw z is stored per tile: the number of the tile in
-its tensor, and the key of the tensor. So one call covers any neighbouring tiles, of however many tensors.
+Every tensor begins at a tile of its own; the trainable ones are views of the storage. What a kernel needs to draw z is
+stored per tile: the number of the tile in its tensor, and the key of the tensor. So one call covers any neighbouring
+tiles, of however many tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from mezo_cli.process.memory import mapped_files, release_file_pages, trim_malloc
 
 # Of every tensor, and of every call: what a compiler makes for any number of tiles may not be for exactly one.
 MIN_TILES = 2
+# Elements of a segment (128 MB in float32). A launch over one takes far longer than to start it. While a segment is
+# filled its tensors exist twice on a GPU, so it is a small part of a large model.
+SEGMENT = 1 << 25
+TRIM_BYTES = 1 << 24  # on a CPU freed memory is returned to the system after as much has been moved
 
 
 def tiles_of(numel: int, tile: int) -> int:
@@ -83,21 +90,21 @@ class Span:
     Args:
         segment: the segment.
         first, last: the tiles [first, last), at least two.
+
+    Attributes:
+        place: its elements in a tensor with the layout of the segment.
     """
 
     def __init__(self, segment: Segment, first: int, last: int) -> None:
         self.segment, self.first, self.last = segment, first, last
         self.tile, self.numel = segment.tile, (last - first) * segment.tile  # numel counts the padding
+        self.place = slice(first * self.tile, last * self.tile)
         self._parts: dict[int, list[tuple[slice, Span]]] = {}
-
-    def slice_of(self, flat: Tensor) -> Tensor:
-        """Return the span's part of a tensor with the layout of the segment."""
-        return flat[self.first * self.tile : self.last * self.tile]
 
     @cached_property
     def theta(self) -> Tensor:
         """The span's part of the storage."""
-        return self.slice_of(self.segment.flat)
+        return self.segment.flat[self.place]
 
     @cached_property
     def tiles(self) -> Tensor:
@@ -131,6 +138,60 @@ class Span:
                 for a, b in pairwise(ends)
             ]
         return self._parts[size]
+
+
+def to_flat_storage(tensors: Mapping[str, nn.Parameter], tile: int) -> Iterator[Segment]:
+    """Move tensors to flat storage, segment by segment: a layer that fits is in one, which one call perturbs."""
+    names: list[str] = []
+    taken, last_kind, sizes = 0, None, Counter[str]()
+    numbered = {name: re.match(r"(.*?\.)?\d+(?=\.)", name) for name in tensors}
+    layers = {name: found[0] if found else "" for name, found in numbered.items()}  # as `model.layers.3`; "" for none
+    for name, p in tensors.items():
+        sizes[layers[name]] += p.numel()
+    kinds = {}
+    for name, p in tensors.items():
+        in_layer = layers[name] and sizes[layers[name]] <= SEGMENT
+        kinds[name] = layers[name] if in_layer else name.rpartition(".")[0], p.dtype, p.device
+    for (_, *kind), group in groupby(tensors, kinds.__getitem__):
+        rest = []
+        for name in group:
+            p = tensors[name]
+            if 2 * p.numel() >= SEGMENT and p.numel() % tile == 0 and p.is_contiguous():
+                # It stays where it is: to copy it would take much memory for a moment.
+                yield Segment(p.data.view(-1), [(name, tuple(p.shape))], tile)
+            else:
+                rest.append(name)
+        size = sum(tiles_of(tensors[name].numel(), tile) * tile for name in rest)
+        if names and (taken + size > SEGMENT or kind != last_kind):
+            yield _filled({name: tensors[name] for name in names}, tile)
+            names, taken = [], 0
+        names, taken, last_kind = names + rest, taken + size, kind
+    if names:
+        yield _filled({name: tensors[name] for name in names}, tile)
+
+
+def _filled(tensors: Mapping[str, nn.Parameter], tile: int) -> Segment:
+    """Return a segment that the tensors are views of: moved one by one, so that their old memory is freed."""
+    first = next(iter(tensors.values())).data
+    total = sum(tiles_of(p.numel(), tile) for p in tensors.values()) * tile
+    flat, begin = torch.empty(total, dtype=first.dtype, device=first.device), 0
+    mapped = mapped_files() if first.device.type == "cpu" else []
+    untrimmed = 0  # bytes of old memory that malloc may still hold
+    for p in tensors.values():
+        end = begin + tiles_of(p.numel(), tile) * tile
+        view, old = flat[begin : begin + p.numel()].view(p.shape), p.data
+        view.copy_(old)
+        flat[begin + p.numel() : end].zero_()
+        # As a storage of its own, where torch can: `save_pretrained` copies all tensors that are parts of one storage,
+        # which would take the memory of a second model.
+        p.data = torch.from_dlpack(view) if view.device.type in ("cpu", "cuda") else view
+        release_file_pages(old, mapped)
+        del old
+        begin, untrimmed = end, untrimmed + view.nbytes
+        if first.device.type == "cpu" and untrimmed >= TRIM_BYTES:
+            trim_malloc()
+            untrimmed = 0
+    return Segment(flat, [(name, tuple(p.shape)) for name, p in tensors.items()], tile)
 
 
 def compute_device(device: torch.device) -> torch.device:
