@@ -1,3 +1,3 @@
 """Parameter-efficient fine-tuning (PEFT): the methods; insert, save and load an adapter."""
 
-from mezo_cli.adapters.base import PeftMethod
+from mezo_cli.adapters.methods import PeftMethod

@@ -12,7 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from mezo_cli.adapters.base import find_method
+from mezo_cli.adapters.methods import find_method
 from mezo_cli.config.schema import ModelConfig, PeftConfig
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.models.loading import DTYPES, LoadedModel, untie

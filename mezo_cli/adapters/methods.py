@@ -1,13 +1,15 @@
-"""The built-in methods: LoRA, the head, the biases, the scales of a quantised base. (prefix.py has the prefix.)
+"""Methods of parameter-efficient fine-tuning: their interface; LoRA, the head, biases, the scales of a quantised base.
 
-In `peft`, biases and whole modules are options of a LoRA, here of one of no matrices.
+prefix.py has the prefix. In `peft`, biases and whole modules are options of a LoRA, here of one of no matrices. Nothing
+here imports torch before a method inserts its tensors.
 """
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from mezo_cli.adapters.base import PeftMethod, head_modules
 from mezo_cli.config.adapters import BiasConfig, LoraConfig, ScalesConfig
+from mezo_cli.config.registry import PEFT
+from mezo_cli.config.schema import PeftConfig
 from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,6 +25,47 @@ QUERY_VALUE = (
     ("c_attn",),
     ("query_key_value",),
 )
+
+
+class PeftMethod:
+    """A method that the `peft` library implements. Its class of settings names it.
+
+    Most need no more than the class attributes: the settings are then passed on to the library's class by their names.
+
+    Class attributes:
+        library: the name of its config class in `peft`.
+        size_setting: the setting to lower where memory runs out; empty: none.
+        merges: whether its tensors can be added to the model's own weights, which `mezo export` then writes.
+        stands_alone: whether plain `peft` loads its tensors by themselves, for `mezo export --adapter`.
+
+    Args:
+        config: of the class of settings that names it.
+    """
+
+    library: ClassVar[str] = "LoraConfig"
+    size_setting: ClassVar[str] = ""
+    merges: ClassVar[bool] = True
+    stands_alone: ClassVar[bool] = True
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def insert(self, loaded: "LoadedModel", name: str) -> Any:
+        """Insert the tensors into the model, and return it in the library's wrapper.
+
+        Trained is what requires a gradient then: new tensors, and what the method leaves or sets so. New tensors may be
+        drawn from torch's generator, which the caller has seeded. `name` is the model's, for error lines.
+        """
+        return self.wrap(loaded, **self.config.model_dump(exclude={"name"}, exclude_none=True))
+
+    def wrap(self, loaded: "LoadedModel", **settings: Any) -> Any:
+        """Return the model in the library's wrapper, with these settings; a classification head is trained too."""
+        import peft
+
+        kind = loaded.model_kind
+        modules = head_modules(loaded) if kind.has_classifier else None
+        config = {"task_type": kind.task_type, "modules_to_save": modules, **settings}
+        return peft.get_peft_model(loaded.model, getattr(peft, self.library)(**config))
 
 
 class WholeModel(PeftMethod):
@@ -128,6 +171,20 @@ class Scales(PeftMethod):
             if self.config.absolute:  # the factors are the scales, which are then 1 (int8)
                 layer.scale = layer.scale.new_ones(layer.scale.shape)  # the stored one may lie in a file
         return wrapped
+
+
+def find_method(config: PeftConfig) -> PeftMethod:
+    """Return the method that `peft.name` names, with its settings."""
+    return cast("PeftMethod", PEFT.implementation(config.name)(config))
+
+
+def head_modules(loaded: "LoadedModel") -> list[str]:
+    """Return the paths of the modules with parameters outside the body; of a classifier also those of new poolers."""
+    body = loaded.model.base_model_prefix
+    children = [path for path, child in loaded.model.named_children() if next(child.parameters(), None) is not None]
+    new = loaded.fresh if loaded.model_kind.has_classifier else []
+    poolers = {".".join(name.split(".")[:2]) for name in new if name.startswith(f"{body}.")}
+    return [*(path for path in children if path != body), *sorted(poolers)]
 
 
 def first_trained_layer(model: Any, layers: int, name: str) -> int:

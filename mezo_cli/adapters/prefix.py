@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from mezo_cli.adapters.base import PeftMethod
+from mezo_cli.adapters.methods import PeftMethod
 from mezo_cli.config.adapters import PrefixConfig
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel

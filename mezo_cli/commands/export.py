@@ -88,7 +88,7 @@ def _push(folder: Path, repo: str, token: str, private: bool) -> str:
 
 def _write_model(opened: Opened, out: Path, as_adapter: bool, repo: str | None) -> None:
     from mezo_cli.adapters.adapter import merge
-    from mezo_cli.adapters.base import find_method
+    from mezo_cli.adapters.methods import find_method
     from mezo_cli.session import restore
     from mezo_cli.sharing.model_folder import write_model_folder
 

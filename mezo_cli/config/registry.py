@@ -148,7 +148,7 @@ DECODER_FAMILIES = Registry(
 NOISES = Registry(
     "optimizer.noise",
     _of("perturb.noise.counter", gaussian="gaussian_noise", rademacher="rademacher_noise")
-    | _of("perturb.noise.torch_stream", torch="TorchNoise"),
+    | _of("perturb.noise.by_tensor", torch="TorchNoise"),
 )
 LOGGERS = Registry(
     "logger",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mezo_cli.adapters.base import find_method
+from mezo_cli.adapters.methods import find_method
 from mezo_cli.config.schema import Config, Example
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli import models
-from mezo_cli.adapters.base import find_method
+from mezo_cli.adapters.methods import find_method
 from mezo_cli.models import download
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically

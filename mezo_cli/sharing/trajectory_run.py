@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli import models
-from mezo_cli.adapters.base import find_method
+from mezo_cli.adapters.methods import find_method
 from mezo_cli.config.base import SHUFFLED
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, LoggerConfig

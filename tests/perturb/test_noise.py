@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mezo_cli.perturb.noise import NOISES, Direction, Noise, counter, make_noise, spans
+from mezo_cli.perturb.noise.by_tensor import TorchNoise
 from mezo_cli.perturb.noise.counter import gaussian_table
 from mezo_cli.perturb.noise.kernels import philox
 from mezo_cli.perturb.noise.spans import Segment, stream_key, tiles_of
-from mezo_cli.perturb.noise.torch_stream import TorchNoise
 from tests.perturb.flat import perturb, update_
 
 Z = Direction(seed=42, step=7)
