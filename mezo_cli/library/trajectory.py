@@ -21,12 +21,7 @@ OPTIMIZER = "MezoOptimizer"  # in the header: a run of the command line has the 
 
 
 def open_writer(
-    path: Path,
-    step: int,
-    model: nn.Module,
-    params: Params,
-    groups: Sequence[Mapping[str, Any]],
-    settings: StepSettings,
+    path: Path, step: int, model: nn.Module, params: Params, groups: Sequence[Mapping[str, Any]], settings: StepSettings
 ) -> Writer:
     """Open a file to record from step `step` on: a new one for step 0, else the file that has the steps before.
 

@@ -140,32 +140,30 @@ class Clip:
     Args:
         bound: a number or a quantile, as `ClipBound` has it; None: never clip.
         window: the number of raw |g| of which the quantile is taken.
+
+    Attributes:
+        past: the raw |g| of which the next quantile is taken; empty without a quantile.
     """
 
     def __init__(self, bound: str | None, window: int) -> None:
         self._quantile = float(bound[1:]) if bound is not None and bound.startswith("q") else None
         self._limit = float(bound) if bound is not None and self._quantile is None else math.inf
-        self._past = deque[float](maxlen=window)
-        self._step: int | None = None  # the last one, whose |g| are in `_past`
+        self.past = deque[float](maxlen=window)
+        self._step: int | None = None  # the last one, whose |g| are in `past`
 
     def clip(self, step: int, grads: list[float]) -> list[float]:
         """Return a step's g, clipped. Steps must come in order; the last one may be repeated."""
         if self._quantile is not None and step != self._step:
             self._step = step
-            if self._past:
-                self._limit = sorted(self._past)[math.ceil(self._quantile * len(self._past)) - 1]
-            self._past.extend(map(abs, grads))
+            if self.past:
+                self._limit = sorted(self.past)[math.ceil(self._quantile * len(self.past)) - 1]
+            self.past.extend(map(abs, grads))
         return [max(-self._limit, min(self._limit, g)) for g in grads]
 
-    @property
-    def past(self) -> list[float]:
-        """The raw |g| of which the next quantile is taken; empty without a quantile."""
-        return list(self._past)
-
     def restore(self, past: Iterable[float]) -> None:
-        """Take over what `past` returned."""
-        self._past.clear()
-        self._past.extend(past)
+        """Take over the `past` of a run that continues."""
+        self.past.clear()
+        self.past.extend(past)
         self._step = None
 
 

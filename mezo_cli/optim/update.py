@@ -42,7 +42,7 @@ class Moment:
                 for piece in segment.whole.pieces:
                     if piece.name in self._loaded:
                         loaded = self._loaded.pop(piece.name)[piece.start : piece.start + piece.numel]
-                        flat[piece.offset : piece.offset + piece.numel] = loaded.to(flat.device)
+                        flat[piece.part] = loaded.to(flat.device)
             self._views[span] = self._flat[segment][span.place]
         return self._views[span]
 
@@ -54,7 +54,7 @@ class Moment:
         """Return parameter name -> its part, flat, on the CPU: of the tensors that have been asked for."""
         names = {piece.name for span in self._views for piece in span.pieces}
         views = {
-            piece.name: flat[piece.offset : piece.offset + piece.numel].cpu()
+            piece.name: flat[piece.part].cpu()
             for segment, flat in self._flat.items()
             for piece in segment.whole.pieces
             if piece.name in names
@@ -65,8 +65,7 @@ class Moment:
 class Scratch:
     """Uninitialized memory for a span at a time, the same at every step."""
 
-    def __init__(self) -> None:
-        self._buffer: Tensor | None = None
+    _buffer: "Tensor | None" = None
 
     def view(self, span: "Span") -> "Tensor":
         """Return float32 [span.numel]; the one before is no longer valid."""
@@ -188,7 +187,7 @@ class BlockUpdate(Sgd):
         tensors = {f"{key}:{name}": value for key, m in self.moments.items() for name, value in m.tensors().items()}
         if tensors:
             if self.estimator.clip.past:
-                tensors["clip"] = torch.tensor(self.estimator.clip.past, dtype=torch.float64)
+                tensors["clip"] = torch.tensor(list(self.estimator.clip.past), dtype=torch.float64)
             tensors["scalars"] = torch.tensor([getattr(self, name) for name in self.scalars], dtype=torch.float64)
         return tensors
 

@@ -145,7 +145,7 @@ class Population:
                 (span, span.theta.new_empty((count, span.numel), dtype=dtype)) for span in params.spans(names)
             ]
             self._copies = {
-                piece.name: out[:, piece.offset : piece.offset + piece.numel].view(count, *piece.shape)
+                piece.name: out[:, piece.part].view(count, *piece.shape)
                 for span, out in self._outs
                 for piece in span.pieces
             }

@@ -106,7 +106,7 @@ class Plan:
             begin += signs * span.numel
             self._perturbed.append((span, outs.unbind()))
             for piece in span.pieces:
-                tensors[piece.name] = outs[:, piece.offset : piece.offset + piece.numel].view(signs, *piece.shape)
+                tensors[piece.name] = outs[:, piece.part].view(signs, *piece.shape)
         for i, (p, _) in enumerate(self._rounded):
             out = buffer[begin : begin + p.numel()].view(p.shape)
             begin += p.numel()

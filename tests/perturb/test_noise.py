@@ -259,7 +259,7 @@ def test_a_span_of_several_tensors_has_the_bits_of_each(kind: str) -> None:
         assert part.last - part.first >= 2
         noise.update_(part, part.theta, terms, [0.9, 1.0])
     for piece in whole.pieces:
-        here = slice(piece.offset, piece.offset + piece.numel)
+        here = piece.part
         theta = thetas[piece.name]
         alone = torch.empty_like(theta)
         perturb(noise, Z, piece.name, theta, 1e-2, alone)

@@ -90,13 +90,12 @@ class LowRankSgd(BlockUpdate):
 
     def _expand(self, params: "Params", record: StepRecord, sides: "dict[str, Tensor]", span: "Span") -> "Tensor":
         from mezo_cli.methods.lozo.noise import Factors, write_product
-        from mezo_cli.perturb.noise.by_tensor import part_of
 
         noise: Any = params.noise
         first = Direction(self.estimator.seed, record[0])
         moved, lr = self.step.view(span), record[2]
         for piece in span.pieces:
-            out, own = moved[part_of(piece)], sides[piece.name]
+            out, own = moved[piece.part], sides[piece.name]
             if noise.is_matrix(piece.shape):
                 right = noise.right(first, piece.name, piece.shape, own.device)
                 write_product(Factors(own, right), piece.start, out)

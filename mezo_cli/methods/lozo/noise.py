@@ -68,7 +68,7 @@ class LowRankNoise(NoiseByTensor):
     ) -> Tensor:
         """Return elements [start, stop) of z for that tensor, float32 [stop - start], in row-major order."""
         stop = prod(shape) if stop is None else stop
-        return self.piece(direction, Piece(name, tuple(shape), start, stop - start, 0), torch.device(device), 1.0)
+        return self.piece(direction, Piece(name, tuple(shape), start, stop - start), torch.device(device), 1.0)
 
     def piece(self, direction: Direction, piece: Piece, device: torch.device, c: float) -> Tensor:
         """Return c z of these elements: see `NoiseByTensor.piece`."""

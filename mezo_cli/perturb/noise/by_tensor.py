@@ -25,16 +25,16 @@ class NoiseByTensor:
 
     def rows(self, direction: Direction, name: str, theta: Tensor, rows: Tensor, c: float) -> Tensor:
         """Return c z of some rows of theta, float32 [R, ...]."""
-        whole = Piece(name, tuple(theta.shape), 0, theta.numel(), 0)
+        whole = Piece(name, tuple(theta.shape), 0, theta.numel())
         return self.piece(direction, whole, theta.device, c).view(theta.shape)[rows]
 
     @torch.no_grad()
     def perturb(self, direction: Direction, span: Span, c: float, *outs: Tensor) -> None:
         """Write theta + c z and, with two outputs, theta - c z: see `Noise.perturb`."""
         for piece in span.pieces:
-            part, cz = part_of(piece), self.piece(direction, piece, span.theta.device, c)
+            cz = self.piece(direction, piece, span.theta.device, c)
             for sign, out in zip((1, -1), outs, strict=False):
-                out[part] = torch.add(span.theta[part], cz, alpha=sign)
+                out[piece.part] = torch.add(span.theta[piece.part], cz, alpha=sign)
 
     @torch.no_grad()
     def perturb_rows(
@@ -51,7 +51,7 @@ class NoiseByTensor:
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`."""
         for piece in span.pieces:
-            target = theta[part_of(piece)]
+            target = theta[piece.part]
             for (direction, coefficient), decay in zip(terms, decays, strict=True):
                 cz = self.piece(direction, piece, theta.device, coefficient)
                 target.copy_(add_to_decayed(target, cz, decay, decay_in_float64))
@@ -110,8 +110,3 @@ def scaled_rows(noise: Noise, direction: Direction, name: str, theta: Tensor, ro
     zeros = torch.zeros((), device=theta.device).expand(theta.shape)
     noise.perturb_rows(direction, name, zeros, rows, c, cz)
     return cz
-
-
-def part_of(piece: Piece) -> slice:
-    """Return where a piece is in its span."""
-    return slice(piece.offset, piece.offset + piece.numel)

@@ -56,7 +56,7 @@ class CounterNoise:
         self.name = name
         self.tile = kernels.tile
         self.block = BLOCK
-        self._kernels = kernels
+        self._kernels, self._per_call = kernels, kernels.max_tiles * kernels.tile  # elements, on a CPU
         self._directions, self._scaled, self._decays, self._scaled_for_forwards = (
             keep(step_sample, 1024),
             keep(scaled, 64),
@@ -82,7 +82,7 @@ class CounterNoise:
         whole = (theta, *outs) if is_there else (theta.to(device), *(torch.empty_like(o, device=device) for o in outs))
         kernel = self._kernels.perturb if len(outs) == 1 else self._kernels.perturb_pair
         rest = (self._directions(direction.step, direction.sample, device), self._scaled_for_forwards(c, device))
-        for chunk, part in span.split(self._call_size(device)):
+        for chunk, part in span.split(call_size(self._per_call, device)):
             arrays = [_part(tensor, chunk) for tensor in whole]
             kernel(*arrays, part.tiles, part.keys(direction.seed), *rest)
         for out, computed in zip(() if is_there else outs, whole[1:], strict=False):
@@ -96,7 +96,7 @@ class CounterNoise:
         width, device, tile = prod(theta.shape[1:]), compute_device(theta.device), self.tile
         aligned = width % tile == 0 or tile % width == 0
         tiles_per_row = max(1, width // tile) if aligned else (width + tile - 2) // tile + 1  # at most
-        max_rows = max(1, self._call_size(device) // tile // tiles_per_row)
+        max_rows = max(1, call_size(self._per_call, device) // tile // tiles_per_row)
         for start in range(0, len(rows), max_rows):
             numbers = rows[start : start + max_rows]
             begin = numbers.to(device) * width
@@ -126,7 +126,7 @@ class CounterNoise:
         device = span.segment.device
         computed = theta if device == theta.device else theta.to(device, copy=True)
         operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
-        for chunk, part in span.split(self._call_size(device)):
+        for chunk, part in span.split(call_size(self._per_call, device)):
             block = _part(computed, chunk)
             for term, (name, more) in zip(terms, operations, strict=True):
                 getattr(self._kernels, name)(block, *self._inputs(part, term), *more)
@@ -176,15 +176,12 @@ class CounterNoise:
         if count % 2:  # an even number, so that no call is left with a single tile (see `spans.MIN_TILES`)
             tiles = torch.cat([tiles, tiles[-1:]])
         cz = torch.zeros(len(tiles), self.tile, device=device)
-        most = self._call_size(device) // self.tile
+        most = call_size(self._per_call, device) // self.tile
         keys = _same_keys(direction.seed, name, 1 << max(0, min(most, len(tiles)) - 1).bit_length(), device)
         rest = (self._directions(direction.step, direction.sample, device), self._scaled_for_forwards(c, device))
         for of_call, part in zip(tiles.split(most), cz.split(most), strict=True):
             self._kernels.add(part.view(-1), of_call, keys[: len(of_call)], *rest)
         return cz[:count]
-
-    def _call_size(self, device: torch.device) -> int:
-        return call_size(self._kernels.max_tiles * self.tile, device)
 
 
 def _part(tensor: Tensor, chunk: slice) -> Tensor:

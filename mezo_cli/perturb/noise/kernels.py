@@ -142,15 +142,11 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         native: the kind in simd.cpp and gpu.py, if it is there.
     """
 
-    def perturb(theta: Tensor, out: Tensor, *drawn: Tensor) -> None:
-        cz = draw(*drawn)
-        out.view(cz.shape).copy_(theta.view(cz.shape) + cz)
-
-    def perturb_pair(theta: Tensor, out: Tensor, out_minus: Tensor, *drawn: Tensor) -> None:
-        cz = draw(*drawn)
-        view = theta.view(cz.shape)
-        out.view(cz.shape).copy_(view + cz)
-        out_minus.view(cz.shape).copy_(view - cz)
+    def perturb(theta: Tensor, *tensors: Tensor) -> None:
+        *outs, tiles, keys, step_sample, scaled = tensors  # one output, or two
+        cz = draw(tiles, keys, step_sample, scaled)
+        for sign, out in zip((1, -1), outs, strict=False):
+            out.view(cz.shape).copy_(torch.add(theta.view(cz.shape), cz, alpha=sign))
 
     def add(theta: Tensor, *drawn: Tensor) -> None:
         cz = draw(*drawn)
@@ -172,7 +168,7 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
     tile = 4 * per_word * LANES
     functions = (
         (perturb, "perturb", 2),
-        (perturb_pair, "perturb", 3),
+        (perturb, "perturb", 3),
         (add, "add", 1),
         (decay, "decay", 1),
         (shrink, "shrink", 1),

@@ -41,7 +41,7 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]  # of the whole tensor
     start: int  # the first of the elements, in the tensor
     numel: int  # without the padding behind the tensor
-    offset: int  # of the first element in the span
+    part: slice = slice(0)  # of the span
 
 
 class Segment:
@@ -123,8 +123,9 @@ class Span:
             first = max(begin, self.first)
             if first < min(end, self.last):
                 start, numel = (first - begin) * self.tile, int(np.prod(shape))
-                length = min(numel, (min(end, self.last) - begin) * self.tile) - start
-                pieces.append(Piece(name, shape, start, max(0, length), (first - self.first) * self.tile))
+                length = max(0, min(numel, (min(end, self.last) - begin) * self.tile) - start)
+                offset = (first - self.first) * self.tile
+                pieces.append(Piece(name, shape, start, length, slice(offset, offset + length)))
             begin = end
         return pieces
 
