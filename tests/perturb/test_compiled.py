@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mezo_cli.perturb.noise import Direction, Noise, counter, make_noise, simd
-from mezo_cli.perturb.noise.compiled import Kernel
+from mezo_cli.perturb.noise import Direction, Noise, counter, make_noise
+from mezo_cli.perturb.noise.compiled import Kernel, compile_native, instruction_sets
 from tests import tiny
 from tests.command_line import mezo, small
 from tests.perturb.flat import perturb, update_
@@ -72,7 +72,7 @@ def kernels_of(kind: str) -> list[Kernel]:
     return [kernel for kernel in vars(KERNELS[kind]).values() if isinstance(kernel, Kernel)]
 
 
-@pytest.mark.parametrize("name", simd.instruction_sets())
+@pytest.mark.parametrize("name", instruction_sets())
 def test_every_instruction_set_has_every_kernel(noise: Noise, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEZO_EAGER", "0")
     monkeypatch.setenv("MEZO_SIMD", name)
@@ -132,7 +132,7 @@ print(float(theta.double().sum()))
 
 def fresh_kernel() -> Kernel:
     tile = counter.RADEMACHER.tile
-    return Kernel(counter.RADEMACHER.add.function, 1, tile, 64, partial(simd.compile_kernel, "rademacher", "add", tile))
+    return Kernel(counter.RADEMACHER.add.function, 1, tile, 64, partial(compile_native, "rademacher", "add", tile))
 
 
 def added(kernel: Kernel) -> torch.Tensor:

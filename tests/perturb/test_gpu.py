@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import counter, simd
-from mezo_cli.perturb.noise.compiled import Kernel
+from mezo_cli.perturb.noise import counter
+from mezo_cli.perturb.noise.compiled import KINDS, OPERATIONS, TYPES, Kernel
 from tests.perturb.test_simd import KEYS, NUMBERS, STEP_SAMPLE, cases, theta_of
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -44,10 +44,10 @@ for case in [*cases, ("rademacher", "shrink", "float16", False, 16)]:
 
 def compare(case: tuple[int, ...], kernel: Kernel, inputs: list[Tensor], theta: Tensor) -> None:
     kind, operation, _, out, arrays, _ = case
-    expected = [theta, *(torch.zeros(len(theta), dtype=simd.TYPES[out]) for _ in range(1, arrays))]
+    expected = [theta, *(torch.zeros(len(theta), dtype=TYPES[out]) for _ in range(1, arrays))]
     actual, there = [array.clone().to(DEVICE) for array in expected], [value.to(DEVICE) for value in inputs]
     kernel.function(*expected, *inputs)
-    gpu.compile_kernel(simd.KINDS[kind], simd.OPERATIONS[operation], kernel.tile, tuple(actual))(*actual, *there)
+    gpu.compile_kernel(KINDS[kind], OPERATIONS[operation], kernel.tile, tuple(actual))(*actual, *there)
     for a, b in zip((array.cpu() for array in actual), expected, strict=True):
         for one in (torch.isnan, torch.isinf, lambda x: x.nan_to_num(0.0).view(torch.uint8)):
             assert torch.equal(one(a), one(b))

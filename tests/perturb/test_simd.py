@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise import counter, simd
+from mezo_cli.perturb.noise import compiled, counter
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.rounding import kernel, update_kernel
 from tests import tiny
@@ -26,8 +26,8 @@ from tests.command_line import mezo, small
 
 HERE = Path(__file__).parent
 STORED = HERE / "simd_vectors.txt"
-KERNELS = (counter.GAUSSIAN, counter.RADEMACHER)  # in the order of `simd.KINDS`
-ROUND = simd.OPERATIONS.index("round_bfloat16")  # and float16 next
+KERNELS = (counter.GAUSSIAN, counter.RADEMACHER)  # in the order of `compiled.KINDS`
+ROUND = compiled.OPERATIONS.index("round_bfloat16")  # and float16 next
 CROSS = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 # The inputs of simd_vectors.cpp.
 NUMBERS = torch.tensor([5, 6, 1 << 26], dtype=torch.int32)
@@ -44,28 +44,28 @@ def theta_of(kind: int, numel: int) -> Tensor:
     if kind == 0:
         return ((h & 0x807FFFFF) | exponent << 23).to(torch.int32).view(torch.float32)
     bits = (h >> 16 & 0x807F) | exponent << 7 if kind == 1 else (h >> 16 & 0x83FF) | h % 31 << 10
-    return bits.to(torch.int16).view(simd.TYPES[kind])
+    return bits.to(torch.int16).view(compiled.TYPES[kind])
 
 
 def cases() -> Iterator[tuple[tuple[int, ...], Kernel, list[Tensor]]]:
     """Yield (numbers of the case, its kernel, the inputs after the arrays) for every kernel and all of its types."""
     for kind, (kernels, scaled) in enumerate(zip(KERNELS, SCALED, strict=True)):
-        draw, blocks = [NUMBERS, KEYS, STEP_SAMPLE, scaled], kernels.tile // simd.BLOCK
+        draw, blocks = [NUMBERS, KEYS, STEP_SAMPLE, scaled], kernels.tile // compiled.BLOCK
         for theta, out in product(range(3), repeat=2):
             yield (kind, 0, theta, out, 2, blocks), kernels.perturb, draw
             yield (kind, 0, theta, out, 3, blocks), kernels.perturb_pair, draw
         for operation, theta in product(("add", "decay", "shrink"), range(3)):
             if operation == "decay" and theta:
                 continue  # what decays by a factor is a moment, in float32
-            number = (kind, simd.OPERATIONS.index(operation), theta, theta, 1, blocks)
+            number = (kind, compiled.OPERATIONS.index(operation), theta, theta, 1, blocks)
             more = [NUMBER][: operation != "add"]
             if theta == 0:
                 yield number, getattr(kernels, operation), [*draw, *more]
             else:
                 yield number, update_kernel(kernels, operation), [*draw, ROUNDING, *more]
         for i in range(2):
-            number = (simd.KINDS.index("none"), ROUND + i, 0, 0, 1, blocks)
-            yield number, kernel(simd.TYPES[1 + i], kernels.tile), [NUMBERS, KEYS, ROUNDING]
+            number = (compiled.KINDS.index("none"), ROUND + i, 0, 0, 1, blocks)
+            yield number, kernel(compiled.TYPES[1 + i], kernels.tile), [NUMBERS, KEYS, ROUNDING]
 
 
 def lines() -> Iterator[str]:
@@ -73,7 +73,7 @@ def lines() -> Iterator[str]:
     for number, function, inputs in cases():
         _, _, theta, out, arrays, _ = number
         data = [theta_of(theta, len(NUMBERS) * function.tile)]
-        data += [torch.empty(len(data[0]), dtype=simd.TYPES[out]) for _ in range(1, arrays)]
+        data += [torch.empty(len(data[0]), dtype=compiled.TYPES[out]) for _ in range(1, arrays)]
         function.function(*data, *inputs)
         crc = 0
         for array in data[arrays > 1 :]:
@@ -86,22 +86,22 @@ def test_the_stored_results_are_those_of_the_eager_form() -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", list(simd.FLAGS))
+@pytest.mark.parametrize("name", list(compiled.FLAGS))
 def test_every_kernel_has_the_bits_of_the_eager_form(name: str, tmp_path: Path) -> None:
     compiler, run = ["g++"], []
-    if name not in simd.instruction_sets():
+    if name not in compiled.instruction_sets():
         if name != "neon" or not all(map(shutil.which, CROSS)):
             pytest.skip(f"{name}: not on this machine, or not without {' and '.join(CROSS)}")
         compiler, run = [CROSS[0], "-static"], [CROSS[1]]
-    sources, program = [str(simd.SOURCE), str(HERE / "simd_vectors.cpp")], str(tmp_path / "program")
-    subprocess.run([*compiler, "-std=c++17", "-O3", "-w", *simd.FLAGS[name], *sources, "-o", program], check=True)
+    sources, program = [str(compiled.SOURCE), str(HERE / "simd_vectors.cpp")], str(tmp_path / "program")
+    subprocess.run([*compiler, "-std=c++17", "-O3", "-w", *compiled.FLAGS[name], *sources, "-o", program], check=True)
     done = subprocess.run([*run, program, str(STORED)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("name", ["avx9", "neon"])
 def test_unknown_instruction_sets(name: str, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simd, "instruction_sets", lambda: ("generic", "avx2"))
+    monkeypatch.setattr(compiled, "instruction_sets", lambda: ("generic", "avx2"))
     monkeypatch.setenv("MEZO_SIMD", name)
     data = tiny.movie_folder(tmp_path / "movies")
     result = mezo("train", *small(roberta, data, tmp_path / "run"))
@@ -111,12 +111,12 @@ def test_unknown_instruction_sets(name: str, roberta: Path, tmp_path: Path, monk
 
 def test_code_of_another_user_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(simd.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert simd._cache_folder().stat().st_mode & 0o777 == 0o700
-    monkeypatch.setattr(simd.os, "getuid", partial(int, os.getuid() + 1))
-    (tmp_path / f"mezo_{simd.os.getuid()}").mkdir()
+    monkeypatch.setattr(compiled.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert compiled._cache_folder().stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(compiled.os, "getuid", partial(int, os.getuid() + 1))
+    (tmp_path / f"mezo_{compiled.os.getuid()}").mkdir()
     with pytest.raises(PermissionError, match="belongs to another user"):
-        simd._cache_folder()
+        compiled._cache_folder()
 
 
 if __name__ == "__main__":

@@ -1,36 +1,49 @@
-"""Compile a kernel and check it against its eager form; without a compiler, run the eager form.
+"""The noise's kernels compiled, and checked against their eager form; without a compiler, the eager form runs.
 
-On a CPU a kernel is compiled from C++ (`simd.py`), on a GPU by Triton (`gpu.py`).
+On a CPU a kernel is compiled from C++, `simd.cpp`, for the instruction set of this CPU: MEZO_SIMD in the environment
+selects it; without it, it is the best that the CPU has. On a GPU a kernel is compiled by Triton (`gpu.py`).
 
 Every call of a kernel is one call of the operator `mezo::noise`, so profilers and counters see one operation.
 """
 
+import ctypes
+import hashlib
 import logging
 import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from mezo_cli.errors import first_line
-from mezo_cli.perturb.noise import simd
-from mezo_cli.perturb.noise.simd import EAGER
+from mezo_cli.errors import UserError, first_line
 
 log = logging.getLogger("mezo")
 
 Function = Callable[..., None]
-Native = Callable[[tuple[Tensor, ...]], Function]  # arrays -> the compiled function, as `simd.compile_kernel`
+Native = Callable[[tuple[Tensor, ...]], Function]  # arrays -> the compiled function, as `compile_native`
 CHECKED_TILES = 3  # compiled code must be bitwise identical on as many tiles before it is used
-
-
-def compile_native(kind: str, operation: str, tile: int, arrays: tuple[Tensor, ...]) -> Function:
-    """Return a kernel for the device of these arrays, by `simd.py` or `gpu.py`; ImportError without Triton."""
-    if arrays[0].device.type == "cpu":
-        return simd.compile_kernel(kind, operation, tile, arrays)
-    from mezo_cli.perturb.noise import gpu
-
-    return gpu.compile_kernel(kind, operation, tile, arrays)
+SOURCE = Path(__file__).with_name("simd.cpp")
+EAGER = "eager"  # the tensor operations
+FLAGS = {
+    "generic": ("-DMEZO_GENERIC",),
+    "avx2": ("-mavx2",),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    "neon": (),
+}
+OPENMP = ("-Xclang", "-fopenmp", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-fopenmp",)
+# In the order of the enumerations in the source.
+KINDS = ("gaussian", "rademacher", "none")
+OPERATIONS = ("perturb", "add", "decay", "shrink", "round_bfloat16", "round_float16")
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+BLOCK = 256  # elements, as in the source
 
 
 class Kernel:
@@ -132,3 +145,90 @@ def describe_kernels() -> tuple[str, str]:
 
 def _eager() -> bool:
     return os.environ.get("MEZO_EAGER", "") not in ("", "0") or os.environ.get("MEZO_SIMD") == EAGER
+
+
+# --- on a CPU ---
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Return what the kernels can be compiled for on this machine, the best last."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return "generic", "neon"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"AVX512": ("generic", "avx2", "avx512"), "AVX2": ("generic", "avx2")}.get(capability, ("generic",))
+
+
+def instruction_set() -> str:
+    """Return what the kernels are compiled for: MEZO_SIMD, or the best that the CPU has."""
+    allowed = (EAGER, *instruction_sets())
+    name = os.environ.get("MEZO_SIMD") or allowed[-1]
+    if name not in allowed:
+        raise UserError(f"MEZO_SIMD={name}: on this machine it can be {', '.join(allowed)}")
+    return name
+
+
+def compile_native(kind: str, operation: str, tile: int, arrays: tuple[Tensor, ...]) -> Function:
+    """Return a kernel for the device of some arrays, called as its tensor operations are.
+
+    Args:
+        kind: of noise, one of `KINDS`; empty for a kind that is not in the sources.
+        operation: one of `OPERATIONS`.
+        tile: elements per tile.
+        arrays: theta, then the outputs: for their dtypes.
+
+    Raises:
+        NotImplementedError: if the sources do not have this kind.
+        Exception: if the compiler is missing or fails, or its code cannot be stored or loaded.
+    """
+    if arrays[0].device.type != "cpu":
+        from mezo_cli.perturb.noise import gpu
+
+        return gpu.compile_kernel(kind, operation, tile, arrays)
+    if kind not in KINDS:
+        raise NotImplementedError("this kind of noise has no kernels for CPUs")
+    run = _library(instruction_set()).mezo_noise
+    types = TYPES.index(arrays[0].dtype), TYPES.index(arrays[-1].dtype)
+    fixed = (KINDS.index(kind), OPERATIONS.index(operation), *types, len(arrays), tile // BLOCK)
+    number, threads = len(arrays), torch.get_num_threads()
+
+    def kernel(*tensors: Tensor) -> None:
+        pointers = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+        run(*fixed, tensors[number].shape[0], threads, pointers)
+
+    return kernel
+
+
+@cache
+def _library(name: str) -> ctypes.CDLL:
+    compiler = shlex.split(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
+    command = [*compiler, "-std=c++17", "-O3", "-w", "-shared", "-fPIC", *OPENMP, *FLAGS[name]]
+    digest = hashlib.sha256("\0".join([platform.machine(), *command, SOURCE.read_text()]).encode()).hexdigest()
+    file = _cache_folder() / f"noise_{name}_{digest[:32]}.so"
+    if not file.exists():
+        new = file.with_suffix(f".{os.getpid()}")
+        done = subprocess.run([*command, str(SOURCE), "-o", str(new)], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{compiler[0]} ended with {done.returncode}: {done.stderr.strip()}")
+        new.replace(file)
+    library = ctypes.CDLL(str(file))  # a call of its functions lets other Python threads run
+    library.mezo_noise.argtypes = [*[ctypes.c_int] * 5, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    library.mezo_noise.restype = None
+    return library
+
+
+def _cache_folder() -> Path:
+    """Return the folder for compiled code: that of torch's compiler if it was chosen, else the user's own below /tmp.
+
+    Raises:
+        OSError: if it cannot be made, or belongs to somebody else, whose code would be run.
+    """
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if chosen:
+        folder = Path(chosen) / "mezo"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    folder = Path(tempfile.gettempdir()) / f"mezo_{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.perturb.noise.compiled import describe_kernels
+from mezo_cli.perturb.noise.compiled import describe_kernels, instruction_set
 from mezo_cli.perturb.noise.direction import Direction, Shape, Terms, to_float32
 from mezo_cli.perturb.noise.kernels import (
     KernelSet,
@@ -25,7 +25,6 @@ from mezo_cli.perturb.noise.kernels import (
     step_sample,
 )
 from mezo_cli.perturb.noise.rounding import MAX_ELEMENTS, ROUND, of_step, update_kernel
-from mezo_cli.perturb.noise.simd import instruction_set
 from mezo_cli.perturb.noise.spans import Span, compute_device, packed_key
 
 Device = torch.device | str

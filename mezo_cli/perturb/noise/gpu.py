@@ -139,7 +139,7 @@ def compile_kernel(kind: str, operation: str, tile: int, arrays: tuple[Tensor, .
     """Return a kernel, called as its tensor operations are; it is compiled at its first call.
 
     Args:
-        kind, operation: of `simd.KINDS` and `simd.OPERATIONS`; another kind raises NotImplementedError.
+        kind, operation: of `compiled.KINDS` and `compiled.OPERATIONS`; another kind raises NotImplementedError.
         tile: elements per tile.
         arrays: theta, then the outputs: for their dtypes.
     """
