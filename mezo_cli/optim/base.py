@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from mezo_cli.config.schema import OptimizerConfig, StepRecord
 from mezo_cli.errors import UserError
-from mezo_cli.perturb.noise.direction import to_float32
+from mezo_cli.perturb.noise import to_float32
 
 if TYPE_CHECKING:
     from torch import Tensor

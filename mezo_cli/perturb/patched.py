@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mezo_cli.perturb.functional import is_plain_embedding, swap_params
-from mezo_cli.perturb.noise.direction import Factors
+from mezo_cli.perturb.noise import Factors
 from mezo_cli.perturb.noise.spans import SEGMENT
 from mezo_cli.perturb.plan import BOTH, MODES, NOTED, ONE_SIGN, PAIRED, THETA, Owner, Plan, Way, run_linear
 from mezo_cli.perturb.reach import own_parameters

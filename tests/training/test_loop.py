@@ -12,9 +12,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from mezo_cli.config.stored import read_config
+from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.by_tensor import TorchNoise
 from mezo_cli.perturb.noise.compiled import Kernel
-from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.runs import Run, trajectory
 from mezo_cli.training import loop
 from tests import tiny

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise import Direction, Noise
 from mezo_cli.perturb.noise.by_tensor import NoiseByTensor, scaled_rows
-from mezo_cli.perturb.noise.direction import Direction, Noise
 from mezo_cli.perturb.noise.kernels import call_size
 from mezo_cli.perturb.noise.spans import Span
 

@@ -11,9 +11,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise import Direction, Factors, Noise, Shape, to_float32
 from mezo_cli.perturb.noise.by_tensor import NoiseByTensor, scaled_rows
 from mezo_cli.perturb.noise.counter import Device
-from mezo_cli.perturb.noise.direction import Direction, Factors, Noise, Shape, to_float32
 from mezo_cli.perturb.noise.spans import Piece, compute_device
 
 CHUNK = 1 << 16  # elements of U V^T that are computed at once on a CPU: they stay in cache

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise import Direction, Noise, Shape, Terms
 from mezo_cli.perturb.noise.counter import Device
-from mezo_cli.perturb.noise.direction import Direction, Noise, Shape, Terms
 from mezo_cli.perturb.noise.kernels import add_to_decayed
 from mezo_cli.perturb.noise.spans import Piece, Span
 

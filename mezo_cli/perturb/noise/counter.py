@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise import Direction, Shape, Terms, to_float32
 from mezo_cli.perturb.noise.compiled import describe_kernels, instruction_set
-from mezo_cli.perturb.noise.direction import Direction, Shape, Terms, to_float32
 from mezo_cli.perturb.noise.kernels import (
     KernelSet,
     call_size,

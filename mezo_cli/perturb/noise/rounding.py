@@ -14,8 +14,8 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from mezo_cli.perturb.noise import Direction
 from mezo_cli.perturb.noise.compiled import Function, Kernel, compile_native
-from mezo_cli.perturb.noise.direction import Direction
 from mezo_cli.perturb.noise.kernels import (
     LANES,
     KernelSet,
