@@ -1,4 +1,4 @@
-"""Directions z that are drawn again whenever they are needed, and never stored: what a noise is (docs/concepts/noise.md).
+"""Directions z that are drawn again whenever they are needed, never stored: what a noise is (docs/concepts/noise.md).
 
 `NOISES` (config/registry.py) names the kinds of `optimizer.noise`; a new kind is one class and one row there. This
 module imports no torch, so that a config can be checked without it.
