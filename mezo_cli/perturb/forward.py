@@ -43,6 +43,7 @@ class PerturbedForward:
         rounds: whether modules see all weights in the compute dtype, and not in the one that each is stored in.
 
     Attributes:
+        compute_dtype: the dtype that modules see their weights in; theta itself stays in its own.
         perturbation: what forwards see instead of theta; None outside `perturbed`.
         mode: the same, as the place of a module's way: `THETA`, `ONE_SIGN`, ...
         reach: which of the trainable tensors reach the loss.
@@ -51,14 +52,13 @@ class PerturbedForward:
         paired_tokens: the most tokens of a batch for which one forward should compute both signs.
         ranks: those that share the directions of a step; `ALONE` if this process computes all of them.
         is_streamed: whether a frozen tensor is read from its file as it runs, and never held in another dtype.
-        uses_factors: whether a linear layer computes with the factors of a z of low rank, without a copy of its weight.
         upcoming: inside `losses_of`, all that losses are computed with there, in order; None stands for theta.
     """
 
     def __init__(self, model: nn.Module, params: Params, rounds: bool = True) -> None:
-        self.params, self._dtype = params, torch.float32 if rounds else params.dtype
+        self.params, self.compute_dtype = params, torch.float32 if rounds else params.dtype
         self.perturbation: Perturbation | None = None
-        self.mode, self.is_patched, self.uses_factors = THETA, True, True
+        self.mode, self.is_patched = THETA, True
         self.paired_tokens = PAIRED_TOKENS.get(next(model.parameters()).device.type, PAIRED_TOKENS_ELSEWHERE)
         self.is_streamed: Callable[[Tensor], bool] = lambda p: False
         self.ranks: Ranks = ALONE
@@ -93,12 +93,16 @@ class PerturbedForward:
         """
         if not self.is_patched:
             raise RuntimeError("`perturbed` goes around `materialized`: inside, forwards are not patched")
-        self.patches.follow()
+        patches, params = self.patches, self.params
+        decided_for = id(params.tensors), params.noise.has_factors, patches.layer_elements
+        if patches.decided_for != decided_for:  # what is perturbed, or how, is no longer what it was
+            patches.decided_for = decided_for
+            patches.reset()
         whole, perturbation = dict[Tensor, Tensor](), Perturbation(direction, eps, signs)
         for name in self.reach.outside if len(signs) == 1 else ():  # no patched forward reads these
-            p, span = self.params.tensors[name], self.params.span_of[name]
+            p, span = params.tensors[name], params.span_of[name]
             out = torch.empty(span.numel, dtype=p.dtype, device=p.device)
-            self.params.noise.perturb(direction, span, perturbation.coefficient, out)
+            params.noise.perturb(direction, span, perturbation.coefficient, out)
             whole[p] = out[: p.numel()].view(p.shape)
         # A graph would be that of theta, not of the perturbed weights.
         with self.seeing(perturbation), swapped("data", whole), torch.no_grad():
@@ -147,21 +151,17 @@ class PerturbedForward:
             raise ValueError("a paired forward needs both signs, and no weight that is read outside its own module")
         return self.seeing(self.perturbation, paired=True)
 
-    def using_compute_dtype(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+    @contextmanager
+    def using_compute_dtype(self, dtype: torch.dtype) -> Iterator[None]:
         """Let forwards inside compute in `dtype`."""
-        return swapped("compute_dtype", {self: dtype})
+        try:
+            with swapped("compute_dtype", {self: dtype}):
+                self.patches.reset()
+                yield
+        finally:
+            self.patches.reset()
 
     # --- setup ---
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """The dtype that modules see their weights in; theta itself stays in its own."""
-        return self._dtype
-
-    @compute_dtype.setter
-    def compute_dtype(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self.patches.reset()
 
     def select_reachable(self, run: Callable[[], Tensor]) -> list[str]:
         """Keep as trainable only the tensors that can change the loss; return the names of the others: `Reach.select`.
@@ -171,8 +171,8 @@ class PerturbedForward:
         """
         # The graph is looked at, and not run backward.
         no_activations = torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda packed: packed)
-        # In theta's dtype: the graph would keep all copies in another one. To set it lets all modules decide their ways
-        # anew, before and after, and they note what they read as they decide.
+        # In theta's dtype: the graph would keep all copies in another one. Before and after, how each module runs is
+        # undecided, and a module notes what it reads as it decides.
         in_dtype, noted = self.using_compute_dtype(self.params.dtype), swapped("mode", {self: NOTED})
         with in_dtype, noted, torch.enable_grad(), no_activations:
             return self.reach.select(self.params, run)
@@ -185,6 +185,7 @@ class PerturbedForward:
         so have they, whatever the dtype of the forwards is. Those that are read from a file as they run stay there.
         """
         self.compute_dtype = dtype
+        self.patches.reset()
         if self.params.dtype != torch.float32:
             return
         for module, patched in self.patches.modules.items():
@@ -209,7 +210,7 @@ class PerturbedForward:
         Returns:
             [n, ...] or p's shape, with a leading dimension of 2 signs in a paired forward; not in the scratch buffer.
         """
-        name, dtype, paired = self.reach.names[id(p)], dtype or self._dtype, self.mode == PAIRED
+        name, dtype, paired = self.reach.names[id(p)], dtype or self.compute_dtype, self.mode == PAIRED
         if torch.is_grad_enabled() and p.requires_grad:
             self.reach.read.add(name)
             return (p if rows is None else p[rows]).to(dtype)

@@ -183,7 +183,7 @@ class Params:
             one_each = len({direction[:2] for direction, _ in of_pass}) == len(of_pass)
             for span in self.blocks(MAX_ELEMENTS if in_half else None):
                 if in_half and self.fuses and one_each and isinstance(self.noise, CounterNoise):
-                    self.noise.update_and_round_(span, of_pass, with_decays)
+                    self.noise.update_(span, span.theta, of_pass, with_decays, decay_in_float64=True, rounds=True)
                 elif in_half:  # one rounding per step
                     theta = self.load(span)
                     for of_step, of_decays in split_steps(of_pass, with_decays):

@@ -75,6 +75,7 @@ class Patches:
         layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: where the copies of parameters are, in bytes, as large as the largest module needs: modules run one
             after another. Views into the one before stay valid: they hold its storage.
+        decided_for: what is perturbed, and how, as it was when the ways were last decided.
         scratch_used: bytes; for more than one module where a module with parameters calls another.
     """
 
@@ -82,7 +83,7 @@ class Patches:
         self.layer_elements = LAYER_ELEMENTS.get(next(model.parameters()).device.type, LAYER_ELEMENTS_ELSEWHERE)
         self.scratch, self.scratch_used = torch.empty(0, dtype=torch.uint8), 0
         self._forward, self._rounds = forward, rounds
-        self._decided_for: tuple[Any, ...] = ()
+        self.decided_for: tuple[Any, ...] = ()
         self.modules: dict[nn.Module, PatchedForward] = {}
         for module in model.modules():
             if any(True for _ in module.parameters(recurse=False)):
@@ -99,14 +100,6 @@ class Patches:
         """Decide anew how each module runs, when it next does."""
         for patched in (*self.modules.values(), *self.layers):
             patched.ways = [partial(patched.decide, mode) for mode in MODES]
-
-    def follow(self) -> None:
-        """Decide anew how each module runs, if what is perturbed, or how, is no longer what it was."""
-        params = self._forward.params
-        decided_for = id(params.tensors), params.noise.has_factors, self._forward.uses_factors, self.layer_elements
-        if self._decided_for != decided_for:
-            self._decided_for = decided_for
-            self.reset()
 
     def is_perturbed(self, p: Tensor) -> bool:
         """Whether patched forwards see this parameter perturbed where they see z."""
@@ -194,7 +187,7 @@ class Patches:
         """Return z of a weight if its forward uses the factors: in float32, where no weight is rounded."""
         forward = self._forward
         dtypes, perturbation = {forward.compute_dtype, forward.params.dtype}, forward.perturbation
-        if not (forward.params.noise.has_factors and forward.uses_factors) or dtypes != {torch.float32}:
+        if not forward.params.noise.has_factors or dtypes != {torch.float32}:
             return None
         if perturbation is None or not self.is_perturbed(weight):
             return None

@@ -88,7 +88,8 @@ class Plan:
         if patches.scratch.numel() < patches.scratch_used or patches.scratch.device != self._device:
             patches.scratch = torch.empty(patches.scratch_used, dtype=torch.uint8, device=self._device)
         if place is None or place[0] is not patches.scratch or place[1] != start:
-            self._lay_out(patches.scratch, start)
+            self._place = patches.scratch, start
+            self._lay_out(patches.scratch[start : start + self._bytes].view(self._dtype))
         for span, outs in self._perturbed:
             perturbation = self._forward.perturbation
             assert perturbation is not None
@@ -96,9 +97,8 @@ class Plan:
         for p, out in self._rounded:
             out.copy_(p.data)
 
-    def _lay_out(self, scratch: Tensor, start: int) -> None:
-        self._place, signs = (scratch, start), self._signs
-        buffer, begin = scratch[start : start + self._bytes].view(self._dtype), 0
+    def _lay_out(self, buffer: Tensor) -> None:
+        signs, begin = self._signs, 0
         tensors, copied = dict[str, Tensor](), dict[nn.Parameter, Tensor]()
         self._perturbed = []
         for span in self.spans:

@@ -60,7 +60,7 @@ def test_losses_from_the_factors_are_those_of_the_whole_z(paired: int, roberta: 
     loss = BatchLoss(ours.objective, [ours.objective.collate(ours.encoder.encode_all(SENTENCES))])
     pairs = []
     for uses in (True, False):
-        ours.forward.uses_factors = uses
+        ours.params.noise.has_factors = uses
         with ours.forward.perturbed(Direction(1, 3), 1e-2):
             pairs.append(loss().double())
     torch.testing.assert_close(pairs[0], pairs[1], rtol=1e-6, atol=0)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mezo_cli.perturb.noise import Direction, Noise, counter, make_noise
-from mezo_cli.perturb.noise.compiled import Kernel, compile_native, instruction_sets
+from mezo_cli.perturb.noise.compiled import INSTRUCTION_SETS, Kernel, compile_native
 from tests import tiny
 from tests.command_line import mezo, small
 from tests.perturb.flat import perturb, update_
@@ -72,7 +72,7 @@ def kernels_of(kind: str) -> list[Kernel]:
     return [kernel for kernel in vars(KERNELS[kind]).values() if isinstance(kernel, Kernel)]
 
 
-@pytest.mark.parametrize("name", instruction_sets())
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_every_instruction_set_has_every_kernel(noise: Noise, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEZO_EAGER", "0")
     monkeypatch.setenv("MEZO_SIMD", name)

@@ -89,7 +89,7 @@ def test_the_stored_results_are_those_of_the_eager_form() -> None:
 @pytest.mark.parametrize("name", list(compiled.FLAGS))
 def test_every_kernel_has_the_bits_of_the_eager_form(name: str, tmp_path: Path) -> None:
     compiler, run = ["g++"], []
-    if name not in compiled.instruction_sets():
+    if name not in compiled.INSTRUCTION_SETS:
         if name != "neon" or not all(map(shutil.which, CROSS)):
             pytest.skip(f"{name}: not on this machine, or not without {' and '.join(CROSS)}")
         compiler, run = [CROSS[0], "-static"], [CROSS[1]]
@@ -101,7 +101,7 @@ def test_every_kernel_has_the_bits_of_the_eager_form(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["avx9", "neon"])
 def test_unknown_instruction_sets(name: str, roberta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "instruction_sets", lambda: ("generic", "avx2"))
+    monkeypatch.setattr(compiled, "INSTRUCTION_SETS", ("generic", "avx2"))
     monkeypatch.setenv("MEZO_SIMD", name)
     data = tiny.movie_folder(tmp_path / "movies")
     result = mezo("train", *small(roberta, data, tmp_path / "run"))

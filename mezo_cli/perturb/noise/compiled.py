@@ -29,21 +29,8 @@ log = logging.getLogger("mezo")
 
 Function = Callable[..., None]
 Native = Callable[[tuple[Tensor, ...]], Function]  # arrays -> the compiled function, as `compile_native`
+EAGER = "eager"  # in MEZO_SIMD: the tensor operations
 CHECKED_TILES = 3  # compiled code must be bitwise identical on as many tiles before it is used
-SOURCE = Path(__file__).with_name("simd.cpp")
-EAGER = "eager"  # the tensor operations
-FLAGS = {
-    "generic": ("-DMEZO_GENERIC",),
-    "avx2": ("-mavx2",),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-    "neon": (),
-}
-OPENMP = ("-Xclang", "-fopenmp", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-fopenmp",)
-# In the order of the enumerations in the source.
-KINDS = ("gaussian", "rademacher", "none")
-OPERATIONS = ("perturb", "add", "decay", "shrink", "round_bfloat16", "round_float16")
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
-BLOCK = 256  # elements, as in the source
 
 
 class Kernel:
@@ -149,18 +136,28 @@ def _eager() -> bool:
 
 # --- on a CPU ---
 
-
-def instruction_sets() -> tuple[str, ...]:
-    """Return what the kernels can be compiled for on this machine, the best last."""
-    if platform.machine() in ("aarch64", "arm64"):
-        return "generic", "neon"
-    capability = torch.backends.cpu.get_cpu_capability()
-    return {"AVX512": ("generic", "avx2", "avx512"), "AVX2": ("generic", "avx2")}.get(capability, ("generic",))
+SOURCE = Path(__file__).with_name("simd.cpp")
+FLAGS = {
+    "generic": ("-DMEZO_GENERIC",),
+    "avx2": ("-mavx2",),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    "neon": (),
+}
+OPENMP = ("-Xclang", "-fopenmp", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-fopenmp",)
+# In the order of the enumerations in the source.
+KINDS = ("gaussian", "rademacher", "none")
+OPERATIONS = ("perturb", "add", "decay", "shrink", "round_bfloat16", "round_float16")
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+BLOCK = 256  # elements, as in the source
+# What the kernels can be compiled for, the best last.
+BY_CAPABILITY = {"AVX512": ("generic", "avx2", "avx512"), "AVX2": ("generic", "avx2")}  # without it generic alone
+OF_X86 = BY_CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), ("generic",))
+INSTRUCTION_SETS = ("generic", "neon") if platform.machine() in ("aarch64", "arm64") else OF_X86
 
 
 def instruction_set() -> str:
     """Return what the kernels are compiled for: MEZO_SIMD, or the best that the CPU has."""
-    allowed = (EAGER, *instruction_sets())
+    allowed = (EAGER, *INSTRUCTION_SETS)
     name = os.environ.get("MEZO_SIMD") or allowed[-1]
     if name not in allowed:
         raise UserError(f"MEZO_SIMD={name}: on this machine it can be {', '.join(allowed)}")

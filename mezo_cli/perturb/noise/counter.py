@@ -116,48 +116,34 @@ class CounterNoise:
 
     @torch.no_grad()
     def update_(
-        self, span: Span, theta: Tensor, terms: Terms, decays: Sequence[float], decay_in_float64: bool = False
+        self,
+        span: Span,
+        theta: Tensor,
+        terms: Terms,
+        decays: Sequence[float],
+        decay_in_float64: bool = False,
+        rounds: bool = False,
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`.
 
-        All terms are applied to one part of theta before the next, while it is in cache.
+        All terms are applied to one part of theta before the next, while it is in cache. `rounds`: theta is stored in
+        half precision, each term is a step of its own, and ends as by `rounding.round_`, bitwise identical.
         """
         device = span.segment.device
         computed = theta if device == theta.device else theta.to(device, copy=True)
         operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
-        for chunk, part in span.split(call_size(self._per_call, device)):
+        for chunk, part in span.split(call_size(MAX_ELEMENTS if rounds else self._per_call, device)):
             block = _part(computed, chunk)
-            for term, (name, more) in zip(terms, operations, strict=True):
-                getattr(self._kernels, name)(block, *self._inputs(part, term), *more)
+            for ((seed, step, sample), coefficient), (name, more) in zip(terms, operations, strict=True):
+                drawn = part.tiles, part.keys(seed), self._directions(step, sample, device)
+                scaled = self._scaled(coefficient, device)
+                if rounds:
+                    kernel = update_kernel(self._kernels, name)
+                    kernel(block, *drawn, scaled, of_step(step, ROUND, device), *more)
+                else:
+                    getattr(self._kernels, name)(block, *drawn, scaled, *more)
         if computed is not theta:
             theta.copy_(computed)
-
-    @torch.no_grad()
-    def update_and_round_(self, span: Span, terms: Terms, decays: Sequence[float]) -> None:
-        """Apply theta <- round(decay theta + coefficient z) for each term, a step of its own, in place.
-
-        Bitwise identical to `update_` with `decay_in_float64` and `rounding.round_` for each term.
-
-        Args:
-            span: where theta is, stored in half precision.
-            terms: (direction, coefficient), in order.
-            decays: one per term.
-        """
-        stored, device = span.theta, span.segment.device
-        theta = stored if device == stored.device else stored.to(device)
-        operations = [self._operation(decay, True, device) for decay in decays]
-        for chunk, part in span.split(call_size(MAX_ELEMENTS, device)):
-            block = _part(theta, chunk)
-            for term, (name, more) in zip(terms, operations, strict=True):
-                kernel = update_kernel(self._kernels, name)
-                kernel(block, *self._inputs(part, term), of_step(term[0].step, ROUND, device), *more)
-        if theta is not stored:
-            stored.copy_(theta)
-
-    def _inputs(self, part: Span, term: tuple[Direction, float]) -> tuple[Tensor, ...]:
-        (direction, coefficient), device = term, part.segment.device
-        of_direction = self._directions(direction.step, direction.sample, device)
-        return part.tiles, part.keys(direction.seed), of_direction, self._scaled(coefficient, device)
 
     def _operation(self, decay: float, in_float64: bool, device: torch.device) -> tuple[str, tuple[Tensor, ...]]:
         """Return the name of the kernel that applies a decay, and its last input.
@@ -198,8 +184,9 @@ def draw_gaussian(tiles: Tensor, keys: Tensor, step_sample: Tensor, table: Tenso
     return torch.nn.functional.embedding(codes, table.view(-1, 1)).squeeze(-1)
 
 
-@lru_cache(maxsize=1)
-def gaussian_table() -> Tensor:
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def gaussian_table(device: Device = "cpu") -> Tensor:
     """Return the quantiles of N(0, 1) at (i + 1/2) / 65536, scaled to a variance of 1: float32 [65536].
 
     Entry 65535 - i is entry i with its sign flipped, so the mean is 0. The largest is 4.325. They are computed by
@@ -208,16 +195,13 @@ def gaussian_table() -> Tensor:
     inverse = NormalDist().inv_cdf
     upper = np.array([inverse(0.5 + (i + 0.5) / CODES) for i in range(CODES // 2)])
     upper /= np.sqrt(np.mean(upper**2))
-    return torch.from_numpy(np.concatenate([-upper[::-1], upper]).astype(np.float32))
-
-
-_table_on = keep(lambda device: gaussian_table().to(device), 8)
+    return torch.from_numpy(np.concatenate([-upper[::-1], upper]).astype(np.float32)).to(device)
 
 
 def scaled_table(c: float, device: torch.device) -> Tensor:
     """Return c times the table, float32 [65536]."""
     # Multiplied on the device: a copy of each scaled table would wait for it. A product is the same on every device.
-    return _table_on(device) * to_float32(c)
+    return gaussian_table(device) * to_float32(c)
 
 
 def draw_rademacher(tiles: Tensor, keys: Tensor, step_sample: Tensor, c: Tensor) -> Tensor:
