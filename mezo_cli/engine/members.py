@@ -179,13 +179,11 @@ class Adapters(Members):
         folder = root / f"{root.name}-{self._count}"
         shutil.copytree(self._template, folder)
         for name, name_in_file in self._names.items():
-            p, span = self._params.tensors[name], self._params.span_of[name]
             if member.direction is None:
-                out = p.detach().clone()  # of the storage that all tensors share
+                out = self._params.tensors[name].detach().clone()  # of the storage that all tensors share
             else:
-                out = p.new_empty(span.numel)
-                self._params.noise.perturb(member.direction, span, member.c, out)
-            tensors[name_in_file] = out.flatten()[: p.numel()].view(p.shape).cpu()
+                out = self._params.perturbed(name, member.direction, member.c)[0]
+            tensors[name_in_file] = out.cpu()
         save_file(tensors, folder / WEIGHTS)
         (folder / WEIGHTS).chmod(0o644)  # which is written for its owner alone
         return str(folder)

@@ -47,7 +47,7 @@ class FirstOrder(StatefulOptimizer):
 
     @abstractmethod
     def make(self, tensors: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
-        """Return torch's optimizer over the trainable tensors."""
+        """Return torch's optimizer over the trainable tensors; each step sets its learning rate."""
 
     def step(self, forward: "PerturbedForward", loss_fn: LossFn, step: int) -> StepResult:
         """Take step number `step` (from 0). `loss_fn` returns the loss of one fixed batch, with its graph."""
@@ -109,9 +109,7 @@ class AdamW(FirstOrder):
         import torch
 
         c = self.config
-        return torch.optim.AdamW(
-            tensors, lr=c.lr, betas=(c.beta1, c.beta2), eps=c.adam_eps, weight_decay=c.weight_decay
-        )
+        return torch.optim.AdamW(tensors, betas=(c.beta1, c.beta2), eps=c.adam_eps, weight_decay=c.weight_decay)
 
 
 class Sgd(FirstOrder):
@@ -124,7 +122,7 @@ class Sgd(FirstOrder):
         import torch
 
         c = self.config
-        return torch.optim.SGD(tensors, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay)
+        return torch.optim.SGD(tensors, momentum=c.momentum, weight_decay=c.weight_decay)
 
 
 def set_rate(model: "torch.nn.Module", rate: float) -> None:

@@ -98,12 +98,9 @@ class PerturbedForward:
         if patches.decided_for != decided_for:  # what is perturbed, or how, is no longer what it was
             patches.decided_for = decided_for
             patches.reset()
-        whole, perturbation = dict[Tensor, Tensor](), Perturbation(direction, eps, signs)
-        for name in self.reach.outside if len(signs) == 1 else ():  # no patched forward reads these
-            p, span = params.tensors[name], params.span_of[name]
-            out = torch.empty(span.numel, dtype=p.dtype, device=p.device)
-            params.noise.perturb(direction, span, perturbation.coefficient, out)
-            whole[p] = out[: p.numel()].view(p.shape)
+        perturbation = Perturbation(direction, eps, signs)
+        names = self.reach.outside if len(signs) == 1 else ()  # no patched forward reads these
+        whole = {params.tensors[n]: params.perturbed(n, direction, perturbation.coefficient)[0] for n in names}
         # A graph would be that of theta, not of the perturbed weights.
         with self.seeing(perturbation), swapped("data", whole), torch.no_grad():
             yield
@@ -219,10 +216,7 @@ class PerturbedForward:
             return torch.stack([value, value]) if paired else value
         direction, c = self.perturbation.direction, self.perturbation.coefficient
         if rows is None or (p.dim() == 1 and len(rows) * ROW_COST >= p.numel()):
-            span = self.params.span_of[name]
-            outs = torch.empty(self.num_signs, span.numel, dtype=dtype, device=p.device)
-            self.params.noise.perturb(direction, span, c, *outs)
-            outs = outs[:, : p.numel()].view(self.num_signs, *p.shape)
+            outs = self.params.perturbed(name, direction, c, dtype, self.num_signs)
             outs = outs if rows is None else outs[:, rows]
         else:
             outs = torch.empty(self.num_signs, len(rows), *p.shape[1:], dtype=dtype, device=p.device)

@@ -165,6 +165,15 @@ class Params:
             joined.append(span)
         return joined
 
+    def perturbed(
+        self, name: str, direction: Direction, c: float, dtype: torch.dtype | None = None, signs: int = 1
+    ) -> Tensor:
+        """Return a tensor as theta + c z and, for two signs, theta - c z, rounded to a dtype: [signs, *shape]."""
+        p, span = self.tensors[name], self.span_of[name]
+        outs = torch.empty(signs, span.numel, dtype=dtype or p.dtype, device=p.device)
+        self.noise.perturb(direction, span, c, *outs)
+        return outs[:, : p.numel()].view(signs, *p.shape)
+
     def update(self, terms: Sequence[Term], decays: Sequence[float]) -> None:
         """Apply theta <- decay theta + coefficient z for each (direction, coefficient) in order, in place.
 
@@ -182,16 +191,14 @@ class Params:
         for of_pass, with_decays in passes:
             one_each = len({direction[:2] for direction, _ in of_pass}) == len(of_pass)
             for span in self.blocks(MAX_ELEMENTS if in_half else None):
-                if in_half and self.fuses and one_each and isinstance(self.noise, CounterNoise):
-                    self.noise.update_(span, span.theta, of_pass, with_decays, decay_in_float64=True, rounds=True)
-                elif in_half:  # one rounding per step
+                if not in_half or (self.fuses and one_each and isinstance(self.noise, CounterNoise)):
+                    self.noise.update_(span, span.theta, of_pass, with_decays, decay_in_float64=True)
+                else:  # one rounding per step
                     theta = self.load(span)
                     for of_step, of_decays in split_steps(of_pass, with_decays):
                         self.noise.update_(span, theta, of_step, of_decays, decay_in_float64=True)
                         self.round_(span, theta, of_step[0][0])
                     self.store(span, theta)
-                else:
-                    self.noise.update_(span, span.theta, of_pass, with_decays, decay_in_float64=True)
             for name in self.nonnegative:
                 if name in self.tensors:
                     self.tensors[name].data.clamp_(min=0.0)

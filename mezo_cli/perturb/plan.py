@@ -76,46 +76,42 @@ class Plan:
         elements = self._signs * sum(span.numel for span in self.spans) + sum(p.numel() for p in rounded)
         self._bytes = elements * self._dtype.itemsize
         self._device = next(iter([*(span.theta.device for span in self.spans), *(p.device for p in rounded)]))
-        self._place: tuple[Tensor, int] | None = None  # of the copies: a buffer, and where they begin
+        self._scratch: Tensor | None = None  # where the copies were laid out, and from which byte on
+        self._start = 0
         self._perturbed: list[tuple[Span, Sequence[Tensor]]] = []  # outputs of each sign
-        self._rounded: list[tuple[nn.Parameter, Tensor]] = [(p, p) for p in rounded]
+        self._rounded: dict[nn.Parameter, Tensor] = {p: p for p in rounded}  # their copies, once laid out
         self.calls: list[Way] = []
 
     def write(self) -> None:
         """Write the copies as each sign sees them."""
-        patches, start, place = self._forward.patches, self._forward.patches.scratch_used, self._place
+        patches, start = self._forward.patches, self._forward.patches.scratch_used
         patches.scratch_used += -(-self._bytes // CACHE_LINE) * CACHE_LINE
         if patches.scratch.numel() < patches.scratch_used or patches.scratch.device != self._device:
             patches.scratch = torch.empty(patches.scratch_used, dtype=torch.uint8, device=self._device)
-        if place is None or place[0] is not patches.scratch or place[1] != start:
-            self._place = patches.scratch, start
-            self._lay_out(patches.scratch[start : start + self._bytes].view(self._dtype))
-        for span, outs in self._perturbed:
+        if self._scratch is not patches.scratch or self._start != start:  # lay them out there
+            self._scratch, self._start = patches.scratch, start
+            buffer, begin, signs = patches.scratch[start : start + self._bytes].view(self._dtype), 0, self._signs
+            tensors: dict[str, Tensor] = {}
+            self._perturbed, self.calls = [], []
+            for span in self.spans:
+                outs = buffer[begin : begin + signs * span.numel].view(signs, span.numel)
+                begin += signs * span.numel
+                self._perturbed.append((span, outs.unbind()))
+                for piece in span.pieces:
+                    tensors[piece.name] = outs[:, piece.part].view(signs, *piece.shape)
+            for p in self._rounded:
+                self._rounded[p] = buffer[begin : begin + p.numel()].view(p.shape)
+                begin += p.numel()
+            for owner in self._owners:
+                copies = {key: tensors[name] for key, name in owner.perturbed.items()}
+                copies |= {key: self._rounded[p].expand(signs, *p.shape) for key, p in owner.rounded.items()}
+                self.calls.append(_call_of(self._forward, owner, copies) if copies else owner.forward)
+        for span, outs_of_signs in self._perturbed:
             perturbation = self._forward.perturbation
             assert perturbation is not None
-            self._forward.params.noise.perturb(perturbation.direction, span, perturbation.coefficient, *outs)
-        for p, out in self._rounded:
+            self._forward.params.noise.perturb(perturbation.direction, span, perturbation.coefficient, *outs_of_signs)
+        for p, out in self._rounded.items():
             out.copy_(p.data)
-
-    def _lay_out(self, buffer: Tensor) -> None:
-        signs, begin = self._signs, 0
-        tensors, copied = dict[str, Tensor](), dict[nn.Parameter, Tensor]()
-        self._perturbed = []
-        for span in self.spans:
-            outs = buffer[begin : begin + signs * span.numel].view(signs, span.numel)
-            begin += signs * span.numel
-            self._perturbed.append((span, outs.unbind()))
-            for piece in span.pieces:
-                tensors[piece.name] = outs[:, piece.part].view(signs, *piece.shape)
-        for i, (p, _) in enumerate(self._rounded):
-            out = buffer[begin : begin + p.numel()].view(p.shape)
-            begin += p.numel()
-            self._rounded[i], copied[p] = (p, out), out.expand(signs, *out.shape)
-        self.calls = []
-        for owner in self._owners:
-            copies = {key: tensors[name] for key, name in owner.perturbed.items()}
-            copies |= {key: copied[p] for key, p in owner.rounded.items()}
-            self.calls.append(_call_of(self._forward, owner, copies) if copies else owner.forward)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the one module of the plan."""

@@ -56,11 +56,10 @@ class CounterNoise:
         self.tile = kernels.tile
         self.block = BLOCK
         self._kernels, self._per_call = kernels, kernels.max_tiles * kernels.tile  # elements, on a CPU
-        self._directions, self._scaled, self._decays, self._scaled_for_forwards = (
-            keep(step_sample, 1024),
-            keep(scaled, 64),
-            keep(lambda value, device: torch.full((), to_float32(value), dtype=torch.float64, device=device), 64),
-            keep(scaled, 2),  # eps is the same in every step
+        self._directions, self._scaled = keep(step_sample, 1024), keep(scaled, 64)
+        self._scaled_for_forwards = keep(scaled, 2)  # eps is the same in every step
+        self._decays = keep(
+            lambda value, device: torch.full((), to_float32(value), dtype=torch.float64, device=device), 64
         )
 
     def z(
@@ -116,20 +115,15 @@ class CounterNoise:
 
     @torch.no_grad()
     def update_(
-        self,
-        span: Span,
-        theta: Tensor,
-        terms: Terms,
-        decays: Sequence[float],
-        decay_in_float64: bool = False,
-        rounds: bool = False,
+        self, span: Span, theta: Tensor, terms: Terms, decays: Sequence[float], decay_in_float64: bool = False
     ) -> None:
         """Apply theta <- decay theta + coefficient z for each term in order, in place: see `Noise.update_`.
 
-        All terms are applied to one part of theta before the next, while it is in cache. `rounds`: theta is stored in
-        half precision, each term is a step of its own, and ends as by `rounding.round_`, bitwise identical.
+        All terms are applied to one part of theta before the next, while it is in cache. theta may also be in half
+        precision, with `decay_in_float64`: each term is then a step of its own, and its result is rounded as by
+        `rounding.round_`, bitwise identical.
         """
-        device = span.segment.device
+        device, rounds = span.segment.device, theta.dtype != torch.float32
         computed = theta if device == theta.device else theta.to(device, copy=True)
         operations = [self._operation(decay, decay_in_float64, device) for decay in decays]
         for chunk, part in span.split(call_size(MAX_ELEMENTS if rounds else self._per_call, device)):

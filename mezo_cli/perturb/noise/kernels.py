@@ -166,15 +166,8 @@ def make_kernels(draw: Draw, per_word: int, max_tiles: int, native: str = "") ->
         view.copy_(subtract_fraction(view, fraction) + cz.double())
 
     tile = 4 * per_word * LANES
-    functions = (
-        (perturb, "perturb", 2),
-        (perturb, "perturb", 3),
-        (add, "add", 1),
-        (decay, "decay", 1),
-        (shrink, "shrink", 1),
-    )
-    kernels = [
-        Kernel(function, arrays, tile, max_tiles, partial(compile_native, native, operation, tile))
-        for function, operation, arrays in functions
+    kernels = [  # in simd.cpp and gpu.py the operations have the names of these functions
+        Kernel(function, arrays, tile, max_tiles, partial(compile_native, native, function.__name__, tile))
+        for function, arrays in ((perturb, 2), (perturb, 3), (add, 1), (decay, 1), (shrink, 1))
     ]
     return KernelSet(tile, max_tiles, draw, native, *kernels)
