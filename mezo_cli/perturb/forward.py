@@ -91,6 +91,8 @@ class PerturbedForward:
             eps: the perturbation scale.
             signs: (1, -1), (1,) or (-1,).
         """
+        if signs not in ((1, -1), (1,), (-1,)):
+            raise ValueError(f"signs are (1, -1), (1,) or (-1,), not {signs}")
         if not self.is_patched:
             raise RuntimeError("`perturbed` goes around `materialized`: inside, forwards are not patched")
         patches, params = self.patches, self.params

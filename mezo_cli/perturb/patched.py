@@ -75,8 +75,8 @@ class Patches:
         layer_elements: the most elements of a layer whose modules are perturbed together.
         scratch: where the copies of parameters are, in bytes, as large as the largest module needs: modules run one
             after another. Views into the one before stay valid: they hold its storage.
-        decided_for: what is perturbed, and how, as it was when the ways were last decided.
         scratch_used: bytes; for more than one module where a module with parameters calls another.
+        decided_for: what is perturbed, and how, as it was when the ways were last decided.
     """
 
     def __init__(self, forward: "PerturbedForward", model: nn.Module, rounds: bool) -> None:

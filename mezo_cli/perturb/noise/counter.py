@@ -58,9 +58,7 @@ class CounterNoise:
         self._kernels, self._per_call = kernels, kernels.max_tiles * kernels.tile  # elements, on a CPU
         self._directions, self._scaled = keep(step_sample, 1024), keep(scaled, 64)
         self._scaled_for_forwards = keep(scaled, 2)  # eps is the same in every step
-        self._decays = keep(
-            lambda value, device: torch.full((), to_float32(value), dtype=torch.float64, device=device), 64
-        )
+        self._decays = keep(partial(coefficient, dtype=torch.float64), 64)
 
     def z(
         self, direction: Direction, name: str, shape: Shape, device: Device, start: int = 0, stop: int | None = None
@@ -204,9 +202,9 @@ def draw_rademacher(tiles: Tensor, keys: Tensor, step_sample: Tensor, c: Tensor)
     return torch.where((random_words(tiles, keys, step_sample) >> shifts) & 1 != 0, c, -c)
 
 
-def coefficient(c: float, device: torch.device) -> Tensor:
-    """Return c, float32 []."""
-    return torch.full((), to_float32(c), dtype=torch.float32, device=device)
+def coefficient(c: float, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return c, rounded to float32: []."""
+    return torch.full((), to_float32(c), dtype=dtype, device=device)
 
 
 GAUSSIAN = make_kernels(draw_gaussian, per_word=2, max_tiles=4096, native="gaussian")

@@ -2,7 +2,7 @@
 //
 // One source for every instruction set: GCC's and Clang's vector types of the register's size, and intrinsics for the
 // product of two 32-bit numbers, the xor of three numbers and the lookup, where they were measured to take less time.
-// simd.py compiles it; tests/perturb/simd_vectors.cpp compares its results with stored ones, also for other machines.
+// compiled.py compiles it; tests/perturb/simd_vectors.cpp compares its results with stored ones, also for other machines.
 #include <cstdint>
 #include <cstring>
 
