@@ -14,10 +14,9 @@ from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs.scores import format_score
 from mezo_cli.session.prepare import check_same_weights
 from mezo_cli.session.session import Session, not_finite_at_start
-from mezo_cli.training.divergence import lower_rate
+from mezo_cli.training.divergence import DIVERGED, lower_rate
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.run_log import RunLog
-from mezo_cli.training.verdict import DIVERGED
 
 TEST_BEFORE = "test_before"  # the split of the evaluation on test before training, in metrics.jsonl: it is no result
 UNTRAINED, LAST_DEV = "untrained.json", "last_dev.json"
