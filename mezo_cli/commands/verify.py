@@ -13,7 +13,7 @@ from mezo_cli.commands.evaluate import open_with_own
 from mezo_cli.commands.open_run import Opened
 from mezo_cli.config.schema import Splits
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import join
 from mezo_cli.process.signals import import_torch
 from mezo_cli.process.versions import describe_arithmetic
 
