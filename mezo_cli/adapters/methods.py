@@ -7,7 +7,7 @@ here imports torch before a method inserts its tensors.
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from mezo_cli.config.adapters import BiasConfig, LoraConfig, ScalesConfig
+from mezo_cli.adapters.settings import BiasConfig, LoraConfig, ScalesConfig
 from mezo_cli.config.registry import PEFT
 from mezo_cli.config.schema import PeftConfig
 from mezo_cli.errors import UserError
