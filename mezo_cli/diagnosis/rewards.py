@@ -11,7 +11,7 @@ from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis.findings import NOTE, OK, Deadline, Section, count, percent
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared
 
 MEMBERS, ROWS = 8, 16
 AGREEING = 0.9  # of the rows, on which all members have the same reward

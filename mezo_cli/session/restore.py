@@ -121,9 +121,7 @@ def copy_checkpoint(session: Session, run: Run, name: str) -> None:
         adapter.load(folder)
     else:
         copy_stored(session.loaded.model, weight_files(folder, str(folder)))
-    step = run.checkpoint_step(name)
-    assert step is not None
-    session.at = step
+    session.at = run.checkpoint_step(name) or 0
 
 
 def replayed(session: Session, run: Run, steps: Iterable[int]) -> Iterator[int]:

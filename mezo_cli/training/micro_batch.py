@@ -18,7 +18,7 @@ from mezo_cli.objectives.collate import longest_first
 from mezo_cli.process.device_errors import explain_device_errors, is_out_of_memory
 from mezo_cli.process.memory import free_memory, peak_memory, reset_peak_memory
 from mezo_cli.runs import Run, recovery
-from mezo_cli.session.prepare import Prepared, prepare
+from mezo_cli.session.opening import Prepared, prepare
 from mezo_cli.session.session import smaller_model
 from mezo_cli.training.rate import with_rate
 

@@ -25,7 +25,7 @@ from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
 from mezo_cli.process.device_errors import explain_device_errors
 from mezo_cli.runs import Run, recovery
-from mezo_cli.session.prepare import Prepared, prepare
+from mezo_cli.session.opening import Prepared, prepare
 from mezo_cli.session.session import Session, smaller_batches
 
 SHARE = 20  # a rate takes one step in so many of the run's
