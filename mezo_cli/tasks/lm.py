@@ -53,7 +53,8 @@ class LmEncoder(ClassificationEncoder):
         last = self._parts[-1]
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
         key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
-        self.label_ids = encoder.label_words_to_ids(task, words, key, self._word_ids)
+        self.label_ids = [self._word_ids(index) for index in range(min(len(words), len(task.labels)))]
+        encoder.check_label_words(task, words, key, self.label_ids)
         self._start = encoder.start_ids(tokenizer, task.bos_token_id)
         self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
         if self._max_prompt < 1:

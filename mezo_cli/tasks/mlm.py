@@ -125,11 +125,10 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
     A label word is the single token of `" " + word`. A word that starts with one of `<[.,` takes no space and is looked
     up in the vocabulary first.
     """
-
-    def find(index: int) -> int:
-        word = task.label_words[index]
+    found = list[int]()
+    for label, word in zip(task.labels, task.label_words, strict=False):
         ids = _lookup(word, tokenizer) if word[:1] in _BARE else tokenize([" " + word], tokenizer)[0]
-        which = f"task '{task.name}': the label word '{word}' (label '{task.labels[index]}')"
+        which = f"task '{task.name}': the label word '{word}' (label '{label}')"
         tokens = join(map(repr, tokenizer.convert_ids_to_tokens(ids))) or "none"
         if len(ids) != 1 or not word.strip():
             why = f"is not one token of {describe_tokenizer(tokenizer)} but {len(ids)}: {tokens}; choose another word"
@@ -137,9 +136,9 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
         if ids[0] in (tokenizer.unk_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id):
             why = f"becomes {tokens} in {describe_tokenizer(tokenizer)}, which is not a word; choose another"
             raise UserError(f"{which} {why}")
-        return ids[0]
-
-    return encoder.label_words_to_ids(task, task.label_words, "task.label_words", find)
+        found += ids
+    encoder.check_label_words(task, task.label_words, "task.label_words", found)
+    return found
 
 
 def _pieces(task: TaskConfig, tokenizer: Tokenizer) -> list[_Piece]:
