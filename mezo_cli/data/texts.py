@@ -1,8 +1,9 @@
-"""Read rows that no data source has: rows of a Python program, and rows to predict, without labels and answers.
+"""Read rows that no data source has: those of a Python program, those to predict, and those of `data.keep`.
 
 `finetune` and `load(...).predict` take rows in the forms that a program may have them in: a list (or a generator) of
 rows, a `datasets.Dataset`, a DataFrame of pandas, or columns, a mapping of lists. What looks like them, one row, one
-text or a mapping of splits, is refused by name. `mezo predict` takes words of a command line, lines and files.
+text or a mapping of splits, is refused by name. `mezo predict` takes words of a command line, lines and files. Rows to
+predict have no labels and no answers.
 """
 
 import json
@@ -12,14 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.schema import Example, TaskConfig
+from mezo_cli.config.schema import Config, Example, TaskConfig
 from mezo_cli.data.files import SUFFIXES, arrow_table, of_dataset, read_table, records_table
 from mezo_cli.data.table import ITEM, LINE, Table, task_rows
 from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 from mezo_cli.tasks.template import row_texts
 
 Rows = Iterable[Any] | Mapping[str, Sequence[Any]]
 FILES = {"train": "train_dataset", "test": "eval_dataset"}  # split, of which a run stores the rows -> its argument
+MOST_BYTES = 4e9  # of the log-probabilities that the start of a run gives the answers of `data.keep`
 FORMS = "rows are a list of mappings, a datasets.Dataset, a DataFrame, or a mapping of columns, which are lists"
 
 
@@ -186,3 +189,25 @@ def _typed(text: str, task: TaskConfig) -> Any:
         with suppress(ValueError):
             return json.loads(text)
     return text
+
+
+# --- the rows of `data.keep` ---
+
+
+def read_kept_rows(config: Config, tokenizer: Any) -> list[PromptRow]:
+    """Return the rows of `data.keep`, encoded as the task's prompts are; none without it."""
+    file = config.data.keep
+    if file is None:
+        return []
+    settings = config.task.generate.replace(prompt="{prompt}", answer="{answer}", gold=None)
+    task = config.task.replace(labels=[], columns=[], rename={}, generate=settings)
+    try:
+        examples = task_rows(read_table([Path(file)], task), task).examples()
+        rows = GenerateEncoder(task, tokenizer).encode_all(examples)
+    except UserError as error:
+        raise UserError(f"data.keep: {error}") from error
+    tokens, words = sum(len(row.answer_ids) for row in rows), len(tokenizer)
+    if 4 * tokens * words > MOST_BYTES:
+        why = f"{tokens:,} tokens of answers times {words:,} words take {4 * tokens * words / 1e9:.3g} GB"
+        raise UserError(f"data.keep={file}: {why}, and {MOST_BYTES / 1e9:g} GB are the limit; give fewer rows")
+    return rows

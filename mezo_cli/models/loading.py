@@ -6,7 +6,6 @@ classification head is drawn from the run's seed.
 
 import hashlib
 import json
-import logging
 import os
 import re
 import zlib
@@ -27,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.config.validation import check_installed
+from mezo_cli.console import log
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, weight_files
 from mezo_cli.models.quantized import QuantizedLinear, library_of, matrices_of, quantize, quantize_layers, widen
@@ -36,8 +36,6 @@ from mezo_cli.process.device_errors import is_device_error
 from mezo_cli.process.environment import environment
 from mezo_cli.process.memory import release_file_pages, trim_malloc
 from mezo_cli.runs import atomic
-
-log = logging.getLogger("mezo")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed

@@ -120,7 +120,7 @@ class FrozenLayers:
 
     def collated(self, parts: Sequence[Rows], collate: Callable[[Rows], Batch]) -> Iterator[Batch]:
         """Yield the batches of an evaluation, of which several may go through the layers together: here one by one."""
-        yield from map(collate, parts)
+        return map(collate, parts)
 
     def _from_layer(self, batch: Batch, states: Tensor, rest: Any) -> Tensor:
         """Return the logits that follow from the output of a layer, `rest`[0]; `rest` are it and those above."""

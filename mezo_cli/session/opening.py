@@ -19,8 +19,7 @@ from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.console import log
 from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
-from mezo_cli.data.files import read_table
-from mezo_cli.data.table import task_rows
+from mezo_cli.data.texts import read_kept_rows
 from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.errors import RunFailed, UserError, first_line
 from mezo_cli.models.quantized import row_factors
@@ -35,9 +34,7 @@ from mezo_cli.process.device_errors import explain_device_errors, is_device_erro
 from mezo_cli.runs import Run
 from mezo_cli.session import restore
 from mezo_cli.session.session import Session, smaller_batches, smaller_model
-from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
-
-MOST_BYTES = 4e9  # of the log-probabilities that the start gives the answers of `data.keep`
+from mezo_cli.tasks.generate import PromptRow
 
 
 def opened(config: Config, run: Run | None = None, at: str | int | None = None, *, trains: bool = False) -> Session:
@@ -207,8 +204,7 @@ def prepare(
         if not trains:
             check_same_weights(session)
             return prepared
-        if config.data.keep is not None:
-            prepared.kept = read_kept_rows(config, Path(config.data.keep), session.loaded.tokenizer)
+        prepared.kept = read_kept_rows(config, session.loaded.tokenizer)
         sizes = {name: p.numel() for name, p in session.params.tensors.items()}
         with explain_device_errors("before the first step", smaller_batches(config)):
             prepared.unreachable = {name: sizes[name] for name in session.exclude_unreachable(encoded["train"][0])}
@@ -217,22 +213,6 @@ def prepare(
     except BaseException:
         session.close()
         raise
-
-
-def read_kept_rows(config: Config, file: Path, tokenizer: Any) -> list[PromptRow]:
-    """Return the rows of `data.keep`, encoded as the task's prompts are."""
-    settings = config.task.generate.replace(prompt="{prompt}", answer="{answer}", gold=None)
-    task = config.task.replace(labels=[], columns=[], rename={}, generate=settings)
-    try:
-        examples = task_rows(read_table([file], task), task).examples()
-        rows = GenerateEncoder(task, tokenizer).encode_all(examples)
-    except UserError as error:
-        raise UserError(f"data.keep: {error}") from error
-    tokens, words = sum(len(row.answer_ids) for row in rows), len(tokenizer)
-    if 4 * tokens * words > MOST_BYTES:
-        why = f"{tokens:,} tokens of answers times {words:,} words take {4 * tokens * words / 1e9:.3g} GB"
-        raise UserError(f"data.keep={file}: {why}, and {MOST_BYTES / 1e9:g} GB are the limit; give fewer rows")
-    return rows
 
 
 def check_same_weights(session: Session, step: int = 0) -> None:
