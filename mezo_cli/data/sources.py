@@ -32,7 +32,8 @@ def open_source(task: TaskConfig, data: DataConfig) -> Source:
         return _open_demo(task) if data.name == "demo" else _open_hub(task)
     try:
         train = _train_files(task, data)
-        return Source(_open_rows(train, task)) if train == [_root(data)] else _open_folder(train, task, data)
+        is_file = Path(data.dir or "").expanduser().is_file()
+        return Source(_open_rows(train, task)) if is_file else _open_folder(train, task, data)
     except PermissionError as error:
         raise UserError(f"data.dir={data.dir}: {error.filename}: permission denied") from error
 
@@ -73,15 +74,11 @@ def _open_rows(paths: list[Path], task: TaskConfig) -> TaskRows:
     return task_rows(files.read_table(paths, task), task)
 
 
-def _root(data: FilesConfig) -> Path:
-    if data.dir is None:
-        raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")
-    return Path(data.dir).expanduser()
-
-
 def _train_files(task: TaskConfig, data: FilesConfig) -> list[Path]:
     """Return the file `data.dir`, or the training file, or its shards, of that folder or of the task's own in it."""
-    root = _root(data)
+    if data.dir is None:
+        raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")
+    root = Path(data.dir).expanduser()
     if root.is_file():
         if root.suffix not in files.SUFFIXES:
             raise UserError(f"{root}: unknown file extension; allowed: {join(files.SUFFIXES)}")
