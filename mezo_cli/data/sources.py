@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import DataConfig, FilesConfig, TaskConfig
-from mezo_cli.console import is_live
 from mezo_cli.data import files
 from mezo_cli.data.table import Source, Table, TaskRows, has_no_label, label_texts, read_columns, task_rows
 from mezo_cli.errors import UserError, did_you_mean, first_line, join
@@ -45,8 +43,7 @@ def first_rows(task: TaskConfig, data: DataConfig, count: int) -> Table:
     elif data.name == "hub" and task.hub.path is not None:
         cache_only = is_offline() or not (Path(task.hub.path).is_dir() or is_reachable())
         rows = _load(task, task.hub.train, cache_only, _downloaded(task) if cache_only else None, not cache_only)
-        head = rows.take(count)
-        table = files.arrow_table(task.hub.path, task.hub.path, files.of_dataset(head))
+        table = files.arrow_table(task.hub.path, task.hub.path, files.of_dataset(rows.take(count)))
     else:
         raise UserError("task=own needs data=files data.dir=PATH, or data=hub task.hub.path=NAME")
     return table.take(range(min(count, len(table.rows))))
@@ -210,7 +207,7 @@ def _load(task: TaskConfig, split: str, cache_only: bool, downloaded: Path | Non
     hub = task.hub
     assert hub.path is not None
     try:
-        with progress_bars(datasets, is_live(sys.stderr)), _offline_mode(datasets) if cache_only else nullcontext():
+        with progress_bars(datasets), _offline_mode(datasets) if cache_only else nullcontext():
             try:
                 return datasets.load_dataset(
                     hub.path, hub.name, split=split, revision=hub.revision, streaming=streaming

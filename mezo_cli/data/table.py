@@ -264,9 +264,8 @@ def plain_label(text: str) -> str:
 
 def has_no_label(text: str, task: TaskConfig) -> bool:
     """Return whether a row's label is one of the notations of having none, and no label of the task."""
-    spellings = chain(task.labels, *task.lists().values())
     text = plain_label(text.strip()).lower()
-    return text in NO_LABEL and text not in {label.lower() for label in spellings}
+    return text in NO_LABEL and text not in {label.lower() for label in chain(task.labels, *task.lists().values())}
 
 
 def _label_numbers(table: Table, task: TaskConfig, values: list[str]) -> dict[str, int]:
