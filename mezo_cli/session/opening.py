@@ -18,7 +18,7 @@ from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
 from mezo_cli.config.schema import Config, Splits
 from mezo_cli.console import log
-from mezo_cli.data.batch_sampler import BatchSampler, make_sampler
+from mezo_cli.data.sampling import BatchSampler, make_sampler
 from mezo_cli.data.texts import read_kept_rows
 from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.errors import RunFailed, UserError, first_line

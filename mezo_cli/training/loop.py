@@ -12,8 +12,8 @@ from rich.console import Console
 
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.console import log, progress_reporter
-from mezo_cli.data.batch_sampler import BatchSampler
-from mezo_cli.data.splits import limit, shared_rows
+from mezo_cli.data.sampling import BatchSampler, limit
+from mezo_cli.data.splits import shared_rows
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import fingerprint

@@ -16,7 +16,7 @@ import torch
 from mezo_cli.config.rates import FACTORS, Rate, find_rate
 from mezo_cli.config.schema import Config
 from mezo_cli.console import log
-from mezo_cli.data.batch_sampler import make_sampler
+from mezo_cli.data.sampling import make_sampler
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.models.quantized import count_parameters
