@@ -1,5 +1,6 @@
 """Check what a new run needs besides valid settings, before its directory is made."""
 
+from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.objectives import NO_REWARD, reward_spec
@@ -14,9 +15,11 @@ def check_new_run(config: Config) -> None:
     check_server_given(config)
     check_reward(config)
     if not config.objective.needs_labels:
-        from mezo_cli.data.texts import read_kept_rows
+        encoder = load_encoder(config)
+        if config.data.keep is not None:
+            from mezo_cli.data.texts import read_kept_rows
 
-        read_kept_rows(config, load_encoder(config).tokenizer)
+            read_kept_rows(config, Path(config.data.keep), encoder.tokenizer)
 
 
 def check_reward(config: Config) -> None:

@@ -194,15 +194,12 @@ def _typed(text: str, task: TaskConfig) -> Any:
 # --- the rows of `data.keep` ---
 
 
-def read_kept_rows(config: Config, tokenizer: Any) -> list[PromptRow]:
-    """Return the rows of `data.keep`, encoded as the task's prompts are; none without it."""
-    file = config.data.keep
-    if file is None:
-        return []
+def read_kept_rows(config: Config, file: Path, tokenizer: Any) -> list[PromptRow]:
+    """Return the rows of `data.keep`, encoded as the task's prompts are."""
     settings = config.task.generate.replace(prompt="{prompt}", answer="{answer}", gold=None)
     task = config.task.replace(labels=[], columns=[], rename={}, generate=settings)
     try:
-        examples = task_rows(read_table([Path(file)], task), task).examples()
+        examples = task_rows(read_table([file], task), task).examples()
         rows = GenerateEncoder(task, tokenizer).encode_all(examples)
     except UserError as error:
         raise UserError(f"data.keep: {error}") from error

@@ -204,7 +204,8 @@ def prepare(
         if not trains:
             check_same_weights(session)
             return prepared
-        prepared.kept = read_kept_rows(config, session.loaded.tokenizer)
+        if config.data.keep is not None:
+            prepared.kept = read_kept_rows(config, Path(config.data.keep), session.loaded.tokenizer)
         sizes = {name: p.numel() for name, p in session.params.tensors.items()}
         with explain_device_errors("before the first step", smaller_batches(config)):
             prepared.unreachable = {name: sizes[name] for name in session.exclude_unreachable(encoded["train"][0])}
