@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from mezo_cli.config.objectives import RewardSpec
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.errors import RunFailed, UserError, join
+from mezo_cli.rewards.spec import RewardSpec
 from mezo_cli.rewards.worker import BY_NAME, REWARD, Batch, Function, RewardError, Scores, Worker, score
 
 OF_ROW = ("rows", "prompts", "golds")  # of a batch: what belongs to a row, whatever was said

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mezo_cli.config.base import SettingError
-from mezo_cli.config.objectives import describe_change, parse_reward
 from mezo_cli.rewards.scoring import Reward
+from mezo_cli.rewards.spec import describe_change, parse_reward
 from tests.test_extending import installed
 
 

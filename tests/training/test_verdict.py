@@ -6,7 +6,7 @@ import pytest
 
 from mezo_cli.config import compose
 from mezo_cli.training.divergence import Divergence
-from mezo_cli.training.verdict import judge_difference
+from mezo_cli.training.finish import judge_difference
 
 FIRST = [0.5, 0.9] * 5  # mean 0.7, std 0.2: the mean of ten may rise to 0.7 + 3 * 0.7 = 2.8
 
