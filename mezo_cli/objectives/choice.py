@@ -59,8 +59,9 @@ class Choice(Objective):
         prompts, words = ids[:2], tuple(ids[2:])
         return [ChoiceRow(prompt, words, tuple(map(len, words)), ("", ""), (1,)) for prompt in prompts]
 
-    def scores(self, batch: Batch, log_probs: Tensor) -> Tensor:
+    def scores(self, batch: Batch, log_probs: Tensor | None = None) -> Tensor:
         """Return the scores of the candidates, -inf where a row has fewer: float64 [signs, rows, most candidates]."""
+        log_probs = self.scorer.log_probs(batch) if log_probs is None else log_probs
         counts = batch.layout["counts"]
         scores = log_probs / counts.clamp(min=1) if self._settings.normalize == "mean" else log_probs
         return scores.masked_fill(counts == 0, -math.inf)
@@ -87,7 +88,7 @@ class Choice(Objective):
 
     def row_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each row, [1, rows] or [2, rows]: cross-entropy, or 1 for a wrong prediction."""
-        scores = self.scores(batch, self.scorer.log_probs(batch))
+        scores = self.scores(batch)
         if self._settings.loss == "accuracy":
             return 1.0 - _is_right(scores, batch)
         return torch.stack([cross_entropy_of_rows(of_sign, batch.labels) for of_sign in scores])
