@@ -15,10 +15,9 @@ from typing import Any
 
 from mezo_cli.config.schema import Config, Example, TaskConfig
 from mezo_cli.data.files import SUFFIXES, arrow_table, of_dataset, read_table, records_table
-from mezo_cli.data.table import ITEM, LINE, Table, task_rows
+from mezo_cli.data.table import ITEM, LINE, Table, read_columns, task_rows
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
-from mezo_cli.tasks.template import row_texts
 
 Rows = Iterable[Any] | Mapping[str, Sequence[Any]]
 FILES = {"train": "train_dataset", "test": "eval_dataset"}  # split, of which a run stores the rows -> its argument
@@ -181,7 +180,7 @@ def without_answers(task: TaskConfig) -> TaskConfig:
 
 def prompt_columns(task: TaskConfig) -> list[str]:
     """Return the columns that a row to predict has, in order."""
-    return list(task.columns) if task.labels else row_texts(task).prompt_columns
+    return list(task.columns) if task.labels else read_columns(without_answers(task))
 
 
 def _typed(text: str, task: TaskConfig) -> Any:
