@@ -14,7 +14,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.process.environment import keeping_matmul_precision
 
 if TYPE_CHECKING:  # they import torch
-    from mezo_cli.data.memory import Rows
+    from mezo_cli.data.texts import Rows
     from mezo_cli.objectives.prediction import Predicted
     from mezo_cli.session.session import Session
 
@@ -78,8 +78,8 @@ def finetune(
     from mezo_cli.config.overrides import quote
     from mezo_cli.config.stored import REWARD, to_yaml, with_own_code
     from mezo_cli.console import console_logging, make_console
-    from mezo_cli.data.memory import FILES, in_memory, table_of
     from mezo_cli.data.table import read_columns
+    from mezo_cli.data.texts import FILES, in_memory, table_of
     from mezo_cli.runs import Run
 
     fresh = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}-{task}-api-{uuid.uuid4().hex[:6]}"

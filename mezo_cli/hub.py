@@ -1,15 +1,15 @@
 """The Hugging Face hub, or the server that HF_ENDPOINT names: its URL, and whether it is reachable."""
 
-import logging
 import os
 import socket
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-log = logging.getLogger("mezo")
+from mezo_cli.console import is_live, log
 
 _TIMEOUT = 5.0  # seconds to connect
 
@@ -60,9 +60,9 @@ def not_cached(missing: str, repository: str, revision: str | None, options: str
 
 
 @contextmanager
-def progress_bars(library: Any, shown: bool) -> Iterator[None]:
-    """Turn the bars of `datasets` or `huggingface_hub.utils` off inside the block, unless they are to be shown."""
-    if shown or library.are_progress_bars_disabled():
+def progress_bars(library: Any) -> Iterator[None]:
+    """Turn the bars of `datasets` or `huggingface_hub.utils` off inside the block, in CI and the like (`is_live`)."""
+    if is_live(sys.stderr) or library.are_progress_bars_disabled():
         yield
         return
     library.disable_progress_bars()

@@ -17,10 +17,10 @@ PACKAGE = Path(mezo_cli.__file__).resolve().parent
 # From the bottom up. A module imports modules of lower layers, and of its own package.
 LAYERS = [
     {"errors"},
-    {"process", "hub", "runs.atomic"},
+    {"process", "runs.atomic"},
     {"config"},
     {"console"},
-    {"distributed"},
+    {"distributed", "hub"},
     {"tasks"},
     {"runs", "data"},
     {"perturb", "rewards"},

@@ -20,7 +20,7 @@ from mezo_cli.process.versions import device_name
 from mezo_cli.runs import Run
 
 if TYPE_CHECKING:  # torch is imported after the config is known to be valid
-    from mezo_cli.session.prepare import Prepared
+    from mezo_cli.session.opening import Prepared
 
 WIDTH = 80
 INDENT = 10  # of the text behind the verdict

@@ -17,7 +17,7 @@ def check_new_run(config: Config) -> None:
     if not config.objective.needs_labels:
         encoder = load_encoder(config)
         if config.data.keep is not None:
-            from mezo_cli.session.prepare import read_kept_rows
+            from mezo_cli.data.texts import read_kept_rows
 
             read_kept_rows(config, Path(config.data.keep), encoder.tokenizer)
 

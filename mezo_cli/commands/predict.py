@@ -53,7 +53,7 @@ def predict(
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
         from mezo_cli.process.device_errors import explain_device_errors
-        from mezo_cli.session.prepare import prepare
+        from mezo_cli.session.opening import prepare
 
         ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
         explained = explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory")

@@ -53,7 +53,7 @@ def _checks(opened: Opened) -> Iterator[Check]:
     from mezo_cli import models
     from mezo_cli.session import restore
     from mezo_cli.session.opening import opened as opened_at
-    from mezo_cli.session.prepare import prepare
+    from mezo_cli.session.opening import prepare
 
     run, config = opened.run, opened.config
     summary, info = run.read_summary(), run.info()

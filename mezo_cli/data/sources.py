@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import DataConfig, FilesConfig, TaskConfig
-from mezo_cli.console import is_live
 from mezo_cli.data import files
 from mezo_cli.data.table import Source, Table, TaskRows, has_no_label, label_texts, read_columns, task_rows
 from mezo_cli.errors import UserError, did_you_mean, first_line, join
@@ -32,7 +30,8 @@ def open_source(task: TaskConfig, data: DataConfig) -> Source:
         return _open_demo(task) if data.name == "demo" else _open_hub(task)
     try:
         train = _train_files(task, data)
-        return Source(_open_rows(train, task)) if train == [_root(data)] else _open_folder(train, task, data)
+        is_file = Path(data.dir or "").expanduser().is_file()
+        return Source(_open_rows(train, task)) if is_file else _open_folder(train, task, data)
     except PermissionError as error:
         raise UserError(f"data.dir={data.dir}: {error.filename}: permission denied") from error
 
@@ -44,8 +43,7 @@ def first_rows(task: TaskConfig, data: DataConfig, count: int) -> Table:
     elif data.name == "hub" and task.hub.path is not None:
         cache_only = is_offline() or not (Path(task.hub.path).is_dir() or is_reachable())
         rows = _load(task, task.hub.train, cache_only, _downloaded(task) if cache_only else None, not cache_only)
-        head = rows.take(count)
-        table = files.arrow_table(task.hub.path, task.hub.path, files.of_dataset(head))
+        table = files.arrow_table(task.hub.path, task.hub.path, files.of_dataset(rows.take(count)))
     else:
         raise UserError("task=own needs data=files data.dir=PATH, or data=hub task.hub.path=NAME")
     return table.take(range(min(count, len(table.rows))))
@@ -73,15 +71,11 @@ def _open_rows(paths: list[Path], task: TaskConfig) -> TaskRows:
     return task_rows(files.read_table(paths, task), task)
 
 
-def _root(data: FilesConfig) -> Path:
-    if data.dir is None:
-        raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")
-    return Path(data.dir).expanduser()
-
-
 def _train_files(task: TaskConfig, data: FilesConfig) -> list[Path]:
     """Return the file `data.dir`, or the training file, or its shards, of that folder or of the task's own in it."""
-    root = _root(data)
+    if data.dir is None:
+        raise UserError("data=files needs data.dir=PATH: a folder with train, dev and test files, or one file")
+    root = Path(data.dir).expanduser()
     if root.is_file():
         if root.suffix not in files.SUFFIXES:
             raise UserError(f"{root}: unknown file extension; allowed: {join(files.SUFFIXES)}")
@@ -213,7 +207,7 @@ def _load(task: TaskConfig, split: str, cache_only: bool, downloaded: Path | Non
     hub = task.hub
     assert hub.path is not None
     try:
-        with progress_bars(datasets, is_live(sys.stderr)), _offline_mode(datasets) if cache_only else nullcontext():
+        with progress_bars(datasets), _offline_mode(datasets) if cache_only else nullcontext():
             try:
                 return datasets.load_dataset(
                     hub.path, hub.name, split=split, revision=hub.revision, streaming=streaming

@@ -1,7 +1,6 @@
 """Select the rows of train, dev and test from a data source; `load` returns them, `export` writes them.
 
-`shared_rows` counts the rows that two of them share: scores on these are too good. `limit` caps the rows that are
-evaluated.
+`shared_rows` counts the rows that two of them share: scores on these are too good.
 """
 
 import hashlib
@@ -10,19 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
-
-import numpy as np
 
 from mezo_cli.config.schema import Config, DataConfig, Example, Splits, TaskConfig
 from mezo_cli.console import log
-from mezo_cli.data import fewshot
+from mezo_cli.data import sampling
 from mezo_cli.data.sources import open_other_tests, open_source
 from mezo_cli.data.table import Source, TaskRows
 from mezo_cli.errors import UserError, join
 from mezo_cli.runs.atomic import write_folder
 
-Row = TypeVar("Row")
 DEV_ROWS = 1000  # without `data.dev_size`; then, without `data.train_size`, also at most a tenth
 
 
@@ -62,8 +57,8 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
         absent = [label for i, label in enumerate(task.labels) if i not in set(whole.labels)]
         if absent:
             raise UserError(f"data.shots={data.shots}: {whole.table.path} has no row of class {join(absent)}")
-        train, dev = (whole.take(rows) for rows in fewshot.few_shot(whole.labels, data.shots, seed))
-        test = official.take(fewshot.published_test(len(official.labels))) if official else None
+        train, dev = (whole.take(rows) for rows in sampling.few_shot(whole.labels, data.shots, seed))
+        test = official.take(sampling.published_test(len(official.labels))) if official else None
         notes += _rare_classes(task, "dev", dev, data.shots)
     elif source.dev is not None and source.test is not None:
         train, dev, test = whole, source.dev, source.test
@@ -82,24 +77,12 @@ def select_rows(task: TaskConfig, data: DataConfig, seed: int) -> Source:
     notes += _rare_classes(task, "train", train, data.shots)  # without shots, those with no rows
     if test is not None and data.test_size is not None and has_test:  # permuted also where all are taken, as released
         count = len(test.labels)
-        test = test.take(fewshot.sample(count, min(data.test_size, count), 0, seed)[0])
+        test = test.take(sampling.sample(count, min(data.test_size, count), 0, seed)[0])
     draws_all = data.shots is None and data.train_size is None  # for demonstrations: rows held out as dev included
     if data.eval_limit is not None:
-        dev = dev.take(limit([*range(len(dev.labels))], data.eval_limit))
-        test = test and test.take(limit([*range(len(test.labels))], data.eval_limit))
+        dev = dev.take(sampling.limit([*range(len(dev.labels))], data.eval_limit))
+        test = test and test.take(sampling.limit([*range(len(test.labels))], data.eval_limit))
     return Source(train, dev, test, notes, source.revision, whole if draws_all else train)
-
-
-def limit(rows: list[Row], cap: int | None) -> list[Row]:
-    """Return a uniform sample of `cap` rows, in their order; all rows if there are no more than that.
-
-    The seed is fixed, so that runs with different seeds are evaluated on the same rows. The sample of a smaller cap is
-    a subset of that of a larger cap.
-    """
-    if cap is None or len(rows) <= cap:
-        return rows
-    kept = np.random.RandomState(fewshot.TEST_SEED).permutation(len(rows))[:cap]
-    return [rows[i] for i in sorted(kept.tolist())]
 
 
 def load(task: TaskConfig, data: DataConfig, seed: int) -> Splits:
@@ -135,7 +118,7 @@ def _with_demonstrations(rows: list[Example], pool: TaskRows, count: int, seed: 
         why = f"needs more than {count} rows of train to draw from, and there are {len(examples)}"
         raise UserError(f"{pool.table.path}: task.demonstrations={count} {why}")
     places = {example.where: place for place, example in enumerate(examples)}  # a row is no demonstration of its own
-    sets = fewshot.demonstrations(count, len(examples), [places.get(row.where) for row in rows], seed)
+    sets = sampling.demonstrations(count, len(examples), [places.get(row.where) for row in rows], seed)
     return [
         replace(row, demonstrations=tuple(examples[i] for i in drawn)) for row, drawn in zip(rows, sets, strict=True)
     ]
@@ -156,9 +139,9 @@ def _hold_out_test(source: Source, data: DataConfig, seed: int) -> Source:
         why = f"too few for data.test_size={data.test_size}: train and dev need one each"
         raise UserError(f"{rows.table.path}: {count} rows, {why}")
     if data.train_size is None:
-        rest, test = fewshot.hold_out(rows.labels, size, seed)
+        rest, test = sampling.hold_out(rows.labels, size, seed)
     else:
-        rest, test = (sorted(part) for part in fewshot.sample(count, count - size, size, seed))
+        rest, test = (sorted(part) for part in sampling.sample(count, count - size, size, seed))
     return replace(source, train=rows.take(rest), test=replace(rows.take(test), notes=[]))
 
 
@@ -174,7 +157,7 @@ def _train_and_dev(rows: TaskRows, data: DataConfig, seed: int) -> tuple[TaskRow
         return _sample(rows, min(data.train_size, count - dev) if count > dev else data.train_size, dev, seed)
     if count < 2:
         raise UserError(f"{rows.table.path}: 1 row; at least 2 are needed to hold out a dev set")
-    train, held_out = fewshot.hold_out(rows.labels, max(1, min(dev, count // (2 if data.dev_size else 10))), seed)
+    train, held_out = sampling.hold_out(rows.labels, max(1, min(dev, count // (2 if data.dev_size else 10))), seed)
     return rows.take(train), rows.take(held_out)
 
 
@@ -183,7 +166,7 @@ def _sample(rows: TaskRows, train: int, dev: int, seed: int) -> tuple[TaskRows, 
     if count < train + dev:
         more = f" and data.dev_size={dev}" if dev else ""
         raise UserError(f"{rows.table.path}: {count} rows, too few for data.train_size={train}{more}")
-    drawn = fewshot.sample(count, train, dev, seed)
+    drawn = sampling.sample(count, train, dev, seed)
     return rows.take(drawn[0]), rows.take(drawn[1])
 
 
@@ -215,8 +198,8 @@ def export(
     if selected.test is not None and "_" in test_stem:
         for name, rows in open_other_tests(task, selected.test).items():
             count = len(rows.labels)
-            kept = list(range(count)) if data.shots is None else fewshot.published_test(count)
-            parts[f"{test_stem.partition('_')[0]}_{name}"] = rows.take(limit(kept, data.eval_limit))
+            kept = list(range(count)) if data.shots is None else sampling.published_test(count)
+            parts[f"{test_stem.partition('_')[0]}_{name}"] = rows.take(sampling.limit(kept, data.eval_limit))
     tables = {stem: rows.table for stem, rows in parts.items() if rows is not None}
     contents = {stem + table.suffix: table.export().encode() for stem, table in tables.items()}
 

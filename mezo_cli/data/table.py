@@ -12,7 +12,8 @@ from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import SHOWN_CHARACTERS, UserError, did_you_mean, first_line, join, shorten
-from mezo_cli.tasks.template import row_texts
+from mezo_cli.tasks.choice import ChoiceTexts
+from mezo_cli.tasks.generate import RowTexts
 
 
 class _Absent:
@@ -188,8 +189,7 @@ def read_columns(task: TaskConfig) -> list[str]:
     """Return the columns that every row has: texts and label, or those of the prompt and the answer."""
     if task.labels:
         return [*task.columns, task.label_column]
-    texts = row_texts(task)
-    return list(dict.fromkeys([*texts.prompt_columns, *texts.answer_columns]))
+    return RowTexts(task).columns if task.choice.prompt is None else ChoiceTexts(task).columns
 
 
 def task_rows(table: Table, task: TaskConfig) -> TaskRows:
@@ -264,9 +264,8 @@ def plain_label(text: str) -> str:
 
 def has_no_label(text: str, task: TaskConfig) -> bool:
     """Return whether a row's label is one of the notations of having none, and no label of the task."""
-    spellings = chain(task.labels, *task.lists().values())
     text = plain_label(text.strip()).lower()
-    return text in NO_LABEL and text not in {label.lower() for label in spellings}
+    return text in NO_LABEL and text not in {label.lower() for label in chain(task.labels, *task.lists().values())}
 
 
 def _label_numbers(table: Table, task: TaskConfig, values: list[str]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from mezo_cli.models.quantized import count_parameters
 from mezo_cli.models.stored_tensors import format_names
 from mezo_cli.optim import OPTIMIZERS, Optimizer
 from mezo_cli.process.memory import peak_memory, reset_peak_memory, trim_malloc
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared
 from mezo_cli.session.session import Session
 from mezo_cli.training.loop import TRAIN_ROWS
 

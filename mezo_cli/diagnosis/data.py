@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.data.splits import row_key, shared_rows
 from mezo_cli.diagnosis.findings import DOUBT, OK, Section, percent
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared
 from mezo_cli.tasks import ClassificationEncoder
 
 FEW = 0.005  # of the rows; fewer duplicates between splits and empty texts do little harm

@@ -13,7 +13,7 @@ import torch
 from mezo_cli.config.schema import TokenizedExample
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, percent
 from mezo_cli.objectives.classification import Classification
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared
 from mezo_cli.session.session import Session, not_finite_at_start
 from mezo_cli.tasks.encoder import PROPOSE
 

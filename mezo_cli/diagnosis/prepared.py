@@ -10,7 +10,7 @@ from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.process.device_errors import explain_device_errors
-from mezo_cli.session.prepare import Prepared, prepare
+from mezo_cli.session.opening import Prepared, prepare
 from mezo_cli.session.session import smaller_batches
 
 WORDS, SIGNAL, COST = 0.15, 0.4, 0.35  # fractions of the time that is left when the check begins

@@ -94,7 +94,7 @@ def main() -> None:
     import_torch()
     import_libraries()  # what is imported later is no memory of the steps
     from mezo_cli.data import load_splits
-    from mezo_cli.data.batch_sampler import BatchSampler
+    from mezo_cli.data.sampling import BatchSampler
     from mezo_cli.session.opening import opened
 
     config, seconds = from_yaml(sys.stdin.read()), []

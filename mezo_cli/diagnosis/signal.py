@@ -24,7 +24,7 @@ from mezo_cli.models.quantized import count_parameters
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared
 from mezo_cli.training.precision import EPS, MAX_OFF, MAX_RELATIVE_ERROR, Agreement, agreement, describe_exact
 
 DIRECTIONS = 32  # for the learning rate, which needs most of them

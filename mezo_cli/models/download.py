@@ -8,7 +8,6 @@ checkpoint, are refused before anything is loaded.
 import importlib.resources
 import json
 import os
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import safetensors
 from huggingface_hub import errors
 
 from mezo_cli.config.schema import EMBEDDED_MODELS, ModelConfig
-from mezo_cli.console import is_live
 from mezo_cli.errors import UserError, first_line
 from mezo_cli.hub import hub_url, is_offline, is_reachable, not_cached, progress_bars, warn_of_cache
 
@@ -90,7 +88,7 @@ def _from_hub(config: ModelConfig, weights: bool) -> Path:
     revision = f" at revision {config.revision}" if config.revision else ""
     failed, missing = f"model.path={config.path}: cannot load it{revision} from {hub_url()}", CONFIG
     try:
-        with progress_bars(huggingface_hub.utils, shown=is_live(sys.stderr)):  # not in CI
+        with progress_bars(huggingface_hub.utils):
             path = huggingface_hub.hf_hub_download(
                 config.path, CONFIG, revision=config.revision, local_files_only=cached_only, endpoint=hub_url()
             )

@@ -6,7 +6,6 @@ classification head is drawn from the run's seed.
 
 import hashlib
 import json
-import logging
 import os
 import re
 import zlib
@@ -27,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from mezo_cli.config.schema import ModelConfig
 from mezo_cli.config.validation import check_installed
+from mezo_cli.console import log
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import fetch, weight_files
 from mezo_cli.models.quantized import QuantizedLinear, library_of, matrices_of, quantize, quantize_layers, widen
@@ -36,8 +36,6 @@ from mezo_cli.process.device_errors import is_device_error
 from mezo_cli.process.environment import environment
 from mezo_cli.process.memory import release_file_pages, trim_malloc
 from mezo_cli.runs import atomic
-
-log = logging.getLogger("mezo")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers: tensors are read in this thread, each when it is needed
@@ -113,15 +111,15 @@ def load(
     if config.stream and (device.type != "cpu" or not hasattr(os, "posix_fadvise")):
         raise UserError(f"model.stream=true reads layers into the memory of a CPU, under Linux; here it is {device}")
     folder = fetch(config)
-    stored = _load_config(folder, config.path, model_kind)
+    stored, tokenizer = _load_config_and_tokenizer(folder, config.path, model_kind)
     check_installed(quantize=config.quantize)
     files = weight_files(folder, config.path)
     keeps = config.quantize == "none" and not config.stream
     dtype = DTYPES[config.dtype] if keeps else dtype_of_files(files)
-    tokenizer = _load_tokenizer(folder, config.path, model_kind)
-    options = {"num_labels": len(labels)} if model_kind.has_classifier else {}
-    if config.tie_embeddings and not model_kind.has_classifier:
-        options["tie_word_embeddings"] = True
+    ties = None if model_kind.has_classifier else config.tie_embeddings
+    options: dict[str, Any] = {"tie_word_embeddings": True} if ties else {}
+    if model_kind.has_classifier:
+        options["num_labels"] = len(labels)
     with _explain_errors(config.path, folder / "config.json", model_kind), _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"fresh head {seed}".encode()))
         with environment({SEQUENTIAL: "1"}), _ReleaseConverted():
@@ -139,14 +137,12 @@ def load(
     fresh, new_head = _check_missing(report, model, model_kind, config.path)
     if model_kind.has_classifier:
         _name_classes(model, stored, [labels, *spellings], fresh, config.path)
-    tokenizer.model_max_length = _max_length(tokenizer, model.config, model_kind, config.path, model)
-    if config.tie_embeddings is False and not model_kind.has_classifier:
+    _fit_tokenizer(tokenizer, model, config.path)
+    if ties is False:
         untie(model)
-    if "tie_word_embeddings" in options:
-        decoder, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-        if decoder.weight is not embeddings.weight:
-            why = "has a decoder of its own; use null or false"
-            raise UserError(f"model.tie_embeddings=true: model.path={config.path} {why}")
+    if ties and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        why = "has a decoder of its own; use null or false"
+        raise UserError(f"model.tie_embeddings=true: model.path={config.path} {why}")
     model.eval()
     name = f"model.path={config.path}: {type(model).__name__}"
     if config.quantize != "none" and config.stream:
@@ -165,11 +161,7 @@ def load(
 
 def load_tokenizer(config: ModelConfig, model_kind: ModelKind) -> Any:
     """Load the tokenizer alone, with the length that the model's config allows."""
-    folder = fetch(config, weights=False)
-    tokenizer = _load_tokenizer(folder, config.path, model_kind)
-    stored = _load_config(folder, config.path, model_kind)
-    tokenizer.model_max_length = _max_length(tokenizer, stored, model_kind, config.path)
-    return tokenizer
+    return _load_config_and_tokenizer(fetch(config, weights=False), config.path, model_kind)[1]
 
 
 def pick_device(name: str) -> torch.device:
@@ -277,7 +269,8 @@ def map_quantized(model: Any, how: str, files: Sequence[Path], name: str) -> lis
 # --- checks of a checkpoint ---
 
 
-def _load_config(folder: Path, path: str, model_kind: ModelKind) -> Any:
+def _load_config_and_tokenizer(folder: Path, path: str, model_kind: ModelKind) -> tuple[Any, Any]:
+    """Return the config and the tokenizer, with the most tokens that both allow; only a decoder's config is asked."""
     with _explain_errors(path, folder / "config.json"), _quiet():
         stored = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if getattr(stored, "quantization_config", None) is not None:  # each format needs a library, to train nothing
@@ -293,15 +286,16 @@ def _load_config(folder: Path, path: str, model_kind: ModelKind) -> Any:
             f"model.path={path}: a {head} model ({stored.model_type}) where a decoder is needed, such as model=opt-125m"
             f"{hint}"
         )
-    return stored
-
-
-def _load_tokenizer(folder: Path, path: str, model_kind: ModelKind) -> Any:
     with _explain_errors(path, folder / "tokenizer.json"), _quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if tokenizer.pad_token_id is None and not model_kind.is_decoder:
         raise UserError(f"model.path={path}: its tokenizer has no padding token (for a decoder use objective=lm)")
-    return tokenizer
+    limit, longest = tokenizer.model_max_length, getattr(stored, "max_position_embeddings", None)
+    if not isinstance(limit, (int, float)) or not limit > 0:
+        where = f"{tokenizer.name_or_path}/tokenizer_config.json"
+        raise UserError(f"{where}: model_max_length is {limit!r}: expected a number of tokens")
+    tokenizer.model_max_length = int(min(limit, longest) if model_kind.is_decoder and longest else limit)
+    return stored, tokenizer
 
 
 def _check_missing(report: Any, model: Any, model_kind: ModelKind, path: str) -> tuple[list[str], str]:
@@ -355,18 +349,8 @@ def _name_classes(model: Any, stored: Any, lists: Sequence[Sequence[str]], fresh
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 
 
-def _max_length(tokenizer: Any, config: Any, model_kind: ModelKind, path: str, model: Any = None) -> int:
-    """Return the most tokens that the tokenizer, a decoder's config and a model's position embeddings allow.
-
-    A tokenizer with more tokens than the model has embeddings is refused.
-    """
-    limit, longest = tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, (int, float)) or not limit > 0:
-        where = f"{tokenizer.name_or_path}/tokenizer_config.json"
-        raise UserError(f"{where}: model_max_length is {limit!r}: expected a number of tokens")
-    limits = [limit, *([longest] if model_kind.is_decoder and longest else [])]
-    if model is None:
-        return int(min(limits))
+def _fit_tokenizer(tokenizer: Any, model: Any, path: str) -> None:
+    """Limit a tokenizer to the model's position embeddings; refuse one with more tokens than the model embeds."""
     rows, tokens = len(model.get_input_embeddings().weight), max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
         why = f"its tokenizer has {tokens} tokens but the model embeds {rows}: they do not belong together"
@@ -374,8 +358,8 @@ def _max_length(tokenizer: Any, config: Any, model_kind: ModelKind, path: str, m
     for name, table in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             # RoBERTa's family counts positions from the one after its padding index.
-            limits.append(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
-    return int(min(limits))
+            count = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            tokenizer.model_max_length = min(tokenizer.model_max_length, count)
 
 
 # --- memory, and transformers' errors and output ---

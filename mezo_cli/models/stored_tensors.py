@@ -10,23 +10,20 @@ stored. When a linear probe has set the label words' rows of a decoder over the 
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.errors import UserError
+from mezo_cli.console import log
+from mezo_cli.errors import UserError, join
 from mezo_cli.models.quantized import describe, library_of, quantized_layers
 from mezo_cli.models.streaming import streamed_layers
 from mezo_cli.process.memory import release_file_pages
-
-log = logging.getLogger("mezo")
 
 MAX_SHOWN = 6  # names in one line
 WRAPPERS = re.compile(r"\.(modules_to_save\.default|original_module|base_layer|default)(?=\.)")
@@ -57,8 +54,7 @@ def check_stored(files: Iterable[Path], unused: Iterable[str], model: Any, path:
         for name, dtype in _read_dtypes(file):
             modern = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
             if dtype not in FLOATS and parameters & {modern, f"{body}.{modern}"}:
-                allowed = ", ".join(FLOATS)
-                raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; allowed are {allowed}")
+                raise UserError(f"model.path={path}: {file.name} stores {name} as {dtype}; allowed are {join(FLOATS)}")
 
 
 def dtype_of_files(files: Iterable[Path]) -> torch.dtype:

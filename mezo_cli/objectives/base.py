@@ -171,9 +171,8 @@ class Objective:
         of_rank, width = batches[ranks.rank :: ranks.size] or batches[:1], self.config.rows_per_forward(size)
         split = [[batch[start : start + width] for start in range(0, len(batch), width)] for batch in of_rank]
         all_rows = [[rows[i] for i in numbers] for parts in split for numbers in parts]
-        collated: Iterator[Any] = map(self.collate, all_rows)
-        if self.frozen is not None:
-            collated = self.frozen.collated(all_rows, self.collate)
+        frozen = self.frozen
+        collated = map(self.collate, all_rows) if frozen is None else frozen.collated(all_rows, self.collate)
         for done, parts in enumerate(split):
             measured = [measure(next(collated)) for _ in parts]
             values.append(torch.cat([of_rows for of_rows, _ in measured]).cpu())

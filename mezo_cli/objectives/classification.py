@@ -2,22 +2,23 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mezo_cli.config.registry import METRICS
+from mezo_cli.config.registry import LOSSES, METRICS
 from mezo_cli.config.schema import Config, Example, TokenizedExample
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 from mezo_cli.objectives.base import Evaluations, Measured, Objective, Records
 from mezo_cli.objectives.collate import Batch
 from mezo_cli.objectives.prediction import Prediction
-from mezo_cli.objectives.scoring import Evaluation, Metric, count_predictions, find_loss, remove_bias
+from mezo_cli.objectives.scoring import Evaluation, Loss, Metric, count_predictions, remove_bias
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks import ClassificationEncoder
 
@@ -33,7 +34,8 @@ class Classification(Objective):
 
     def __init__(self, config: Config, loaded: LoadedModel, forward: PerturbedForward, encoder: Any) -> None:
         super().__init__(config, loaded, forward, encoder)
-        self._loss = find_loss(config.objective.loss)
+        loss = LOSSES.load(config.objective.loss)
+        self._loss = loss if isinstance(loss, Loss) else Loss(partial(_checked_losses, config.objective.loss, loss))
         self.loss_from_counts = self._loss.of_rows is None
 
     def logits(self, batch: Batch) -> Tensor:
@@ -141,3 +143,12 @@ class Classification(Objective):
                 if trained:
                     baselines[name][split]["difference"] = after[split].summary(moved)
         return summary | {"baselines": baselines}
+
+
+def _checked_losses(name: str, loss: Callable[[Tensor, Tensor], Tensor], scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the losses of rows by a plain function, which another package has registered."""
+    losses = loss(scores, labels)
+    if losses.shape != labels.shape:
+        found = f"it returned {list(losses.shape)} for {len(labels)} rows"
+        raise UserError(f"objective.loss={name}: {found}, not one number per row")
+    return losses

@@ -22,6 +22,9 @@ ANCHOR = "a"  # a text before the completion's, so that a tokenizer does not dro
 BITS = 31  # of a random number that draws a token
 BLOCKS = 1 << 14  # Philox blocks per call on a CPU, so that their words stay in cache
 
+Prompts = Sequence[Sequence[int]]  # token ids, at least one each
+Keys = Sequence[tuple[int, int]]  # (row, sample) of each prompt
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -82,18 +85,14 @@ class Decoder:
 
     @torch.no_grad()
     def complete(
-        self,
-        prompts: Sequence[Sequence[int]],
-        keys: Sequence[tuple[int, int]],
-        sampling: Sampling,
-        members: MemberRows | None = None,
+        self, prompts: Prompts, keys: Keys, sampling: Sampling, members: MemberRows | None = None
     ) -> list[Completion]:
         """Complete each prompt, by each member of a population where several are given.
 
         Args:
-            prompts: token ids, at least one each. Prompts of similar lengths go through the model together.
-            keys: (row, sample) of each prompt. With a temperature its random numbers are a function of the seed, the
-                step, this key, the token's position in the completion and the word of the vocabulary.
+            prompts: those of similar lengths go through the model together.
+            keys: with a temperature a prompt's random numbers are a function of the seed, the step, its key, the
+                token's position in the completion and the word of the vocabulary.
             members: whose weights are active, as `Population.materialized` gave them; None: one weight set.
 
         Returns:
@@ -109,11 +108,7 @@ class Decoder:
         return [completions[member, i] for member in range(count) for i in range(len(prompts))]
 
     def _complete(
-        self,
-        prompts: Sequence[Sequence[int]],
-        keys: Sequence[tuple[int, int]],
-        sampling: Sampling,
-        members: MemberRows | None,
+        self, prompts: Prompts, keys: Keys, sampling: Sampling, members: MemberRows | None
     ) -> list[Completion]:
         text = CompletionText(self._tokenizer, sampling.stop, sampling.keep_stop)
         ids, ended = [list[int]() for _ in prompts], [False] * len(prompts)
@@ -152,9 +147,7 @@ class _DecodingState:
         logits: of each row's next token, [rows, words].
     """
 
-    def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], takes_positions: bool, members: MemberRows | None
-    ) -> None:
+    def __init__(self, model: Any, prompts: Prompts, takes_positions: bool, members: MemberRows | None) -> None:
         self._model, self._takes_positions, self._members = model, takes_positions, members
         self._cache: Any = DynamicCache(config=model.config)
         self._device = model.get_input_embeddings().weight.device
@@ -254,10 +247,10 @@ class GumbelNoise:
     it depends neither on the order of rows nor on how they share batches, and is the same for all members of a step.
     Maddison, Tarlow, Minka: "A* Sampling" (NeurIPS 2014), section 2, have the Gumbel-max trick.
 
-    `keys` are (row, sample) of each completion of the batch.
+    `keys` are those of the batch.
     """
 
-    def __init__(self, seed: int, step: int, keys: Sequence[tuple[int, int]], device: torch.device) -> None:
+    def __init__(self, seed: int, step: int, keys: Keys, device: torch.device) -> None:
         self._step, self._device = step, device
         self._of_rows = [tuple(stream_key(seed, f"completion {row} {sample}")) for row, sample in keys]
         self.select(range(len(keys)))

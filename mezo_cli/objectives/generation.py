@@ -11,7 +11,6 @@ SQuAD and DROP with).
 
 import hashlib
 import json
-import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mezo_cli.config.schema import Config
+from mezo_cli.console import log
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
 from mezo_cli.models import CAUSAL_LM, LoadedModel
@@ -39,8 +39,6 @@ from mezo_cli.perturb.plan import Perturbation
 from mezo_cli.rewards.scoring import Reward
 from mezo_cli.rewards.spec import NO_REWARD, RewardSpec, parse_reward, reward_spec
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
-
-log = logging.getLogger("mezo")
 
 REWARD = "reward"
 IGNORED = -100  # torch.nn.functional.cross_entropy's mark of a position that is not scored

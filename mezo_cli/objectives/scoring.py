@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mezo_cli.config.registry import LOSSES
-from mezo_cli.errors import UserError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -71,20 +68,6 @@ class Loss:
         if self.of_rows is not None:
             return mean_of(self.of_rows(scores, labels).double().numpy())
         return Metric(self.of_counts).samples(scores.numpy(), labels.numpy())
-
-
-def find_loss(name: str) -> Loss:
-    """Return the loss that `objective.loss` names. A plain function of another package is checked."""
-    loss = LOSSES.load(name)
-
-    def checked(scores: "Tensor", labels: "Tensor") -> "Tensor":
-        losses: Tensor = loss(scores, labels)
-        if losses.shape != labels.shape:
-            found = f"it returned {list(losses.shape)} for {len(labels)} rows"
-            raise UserError(f"objective.loss={name}: {found}, not one number per row")
-        return losses
-
-    return loss if isinstance(loss, Loss) else Loss(checked)
 
 
 def mean_over_rows(losses: "Tensor") -> "Tensor":

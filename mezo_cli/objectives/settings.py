@@ -4,14 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from mezo_cli.config.base import (
-    Conflicts,
-    NotNegativeNumber,
-    Own,
-    Positive,
-    PositiveNumber,
-    own_function,
-)
+from mezo_cli.config.base import Conflicts, NotNegativeNumber, Own, Positive, PositiveNumber, own_function
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.config.schema import Config, ObjectiveConfig, TaskConfig
 from mezo_cli.config.stored import reward_of

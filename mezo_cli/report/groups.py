@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mezo_cli.config.registry import LOSSES, OBJECTIVES
-from mezo_cli.data.fewshot import TEST_ROWS
+from mezo_cli.data.sampling import TEST_ROWS
 from mezo_cli.report.entries import Entry
 from mezo_cli.report.paper import paper_of
 from mezo_cli.report.settings import (

@@ -10,9 +10,8 @@ import numpy as np
 
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.errors import RunFailed, UserError, join
-from mezo_cli.rewards import worker
 from mezo_cli.rewards.spec import RewardSpec
-from mezo_cli.rewards.worker import REWARD, Batch, RewardError, Scores, Worker
+from mezo_cli.rewards.worker import BY_NAME, REWARD, Batch, Function, RewardError, Scores, Worker, score
 
 OF_ROW = ("rows", "prompts", "golds")  # of a batch: what belongs to a row, whatever was said
 
@@ -36,20 +35,20 @@ class Reward(AbstractContextManager["Reward"]):
     """
 
     def __init__(self, spec: RewardSpec, *, timeout: float = 10.0, on_error: Literal["stop", "zero"] = "stop") -> None:
-        self.spec, self._on_error = spec, on_error
+        self.spec, self._on_error, self._title = spec, on_error, f"{REWARDS.key}={spec.describe()}"
         self._worker: Worker | None = None
         self._names: tuple[str, ...] = ()  # of what it returns for a row: all rows have the same
         self._columns: dict[str, None] = {}  # an ordered set: those of all rows so far
         try:
             if spec.in_process:
-                self._functions = [worker.Function(part.target) for part in spec.parts]
+                self._functions = [Function(part.target) for part in spec.parts]
                 self.needed = [name for one in self._functions for name in one.needed]
             else:
                 self._worker = Worker([(part.target, part.settings, spec.sha256) for part in spec.parts], timeout)
                 self._worker.start()
                 self.needed = self._worker.needed
         except RewardError as error:
-            raise UserError(f"{REWARDS.key}={spec.describe()}: {error}") from error
+            raise UserError(f"{self._title}: {error}") from error
 
     def __exit__(self, *_: object) -> None:
         if self._worker is not None:
@@ -60,8 +59,8 @@ class Reward(AbstractContextManager["Reward"]):
         self._columns |= dict.fromkeys(columns)
         for name in self.needed:
             if name not in self._columns:
-                there = f"{worker.BY_NAME}; the columns are: {join(self._columns) or 'none'}"
-                raise UserError(f"{REWARDS.key}={self.spec.describe()}: takes '{name}', which is no column; {there}")
+                there = f"{BY_NAME}; the columns are: {join(self._columns) or 'none'}"
+                raise UserError(f"{self._title}: takes '{name}', which is no column; {there}")
 
     def check(self, batch: Batch, columns: Iterable[str] = ()) -> bool:
         """Call the reward twice on the gold answers of some rows, and return whether it gave the same numbers."""
@@ -73,7 +72,7 @@ class Reward(AbstractContextManager["Reward"]):
             raise UserError(str(error)) from error
         errors = [scores for scores in first if isinstance(scores, str)]
         if errors and (self._on_error == "stop" or len(errors) == len(first)):
-            raise UserError(self._line(batch["locations"][first.index(errors[0])], errors[0]))
+            raise UserError(f"{batch['locations'][first.index(errors[0])]}: {self._title}: {errors[0]}")
         return first == second
 
     def score(self, batch: Batch) -> RewardBatch:
@@ -102,7 +101,7 @@ class Reward(AbstractContextManager["Reward"]):
         for i, scores in enumerate(all_scores):
             if isinstance(scores, str):
                 if self._on_error == "stop":
-                    raise RunFailed(self._line(batch["locations"][i], scores))
+                    raise RunFailed(f"{batch['locations'][i]}: {self._title}: {scores}")
                 errors += 1
             else:
                 for name, of_rows in values.items():
@@ -120,19 +119,19 @@ class Reward(AbstractContextManager["Reward"]):
         for i, place in enumerate(locations):
             all_scores += self._row_scores({name: [of_rows[i]] for name, of_rows in batch.items()})
             if isinstance(all_scores[-1], str) and self._on_error == "stop":
-                raise RunFailed(self._line(place, all_scores[-1]))
+                raise RunFailed(f"{place}: {self._title}: {all_scores[-1]}")
         if self._on_error == "stop":
             together = f"{locations[0]} to {locations[-1]}, {len(locations)} completions together"
-            raise RunFailed(self._line(together, failure))
+            raise RunFailed(f"{together}: {self._title}: {failure}")
         return all_scores
 
     def _call(self, batch: Batch) -> list[list[Scores]]:
         if self._worker is None:
-            return worker.score(self._functions, batch, [*self._columns])
+            return score(self._functions, batch, [*self._columns])
         try:
             self._worker.start()
         except RewardError as error:
-            raise RunFailed(f"{REWARDS.key}={self.spec.describe()}: {error}") from error
+            raise RunFailed(f"{self._title}: {error}") from error
         return self._worker.score(batch, [*self._columns])
 
     def _sum(self, by_part: Sequence[Scores]) -> Scores:
@@ -153,6 +152,3 @@ class Reward(AbstractContextManager["Reward"]):
         if numbers.keys() == {*self._names}:
             return numbers
         return f"returned the parts {sorted(numbers)}, and {sorted(self._names)} for the rows before"
-
-    def _line(self, place: str, failure: str) -> str:
-        return f"{place}: {REWARDS.key}={self.spec.describe()}: {failure}"

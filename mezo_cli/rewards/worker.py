@@ -163,7 +163,6 @@ class Worker:
         self._parts, self._timeout = parts, timeout
         self._process: Any = None
         self.needed: list[str] = []  # of the rewards, once it runs
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from its stdout; b"" when that is closed
 
     def start(self) -> None:
         """Start the process and let it load the rewards; nothing if it runs already."""
@@ -177,7 +176,7 @@ class Worker:
             env={"PYTHONHASHSEED": "0", **os.environ},
             start_new_session=True,  # Ctrl-C is mezo's alone; the group is killed as one
         )
-        self._lines = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from its stdout; b"" when that is closed
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         try:
             path = [os.path.abspath(entry) for entry in sys.path]

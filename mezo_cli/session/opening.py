@@ -1,20 +1,27 @@
-"""Open a session: load the model of a new run, of a checkpoint or of any step, patch its forwards, and check them.
+"""Open a session: load a model, patch its forwards and check them; and prepare the rows that a command works with.
 
 `opened` is the only caller of a loader. A process has one session at a time: leave it before the next is opened.
+`train`, `resume`, `eval`, `predict` and `doctor` begin with `prepare`, so that all see the same rows, weights and loss.
 """
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mezo_cli import models
+from mezo_cli import data, models
 from mezo_cli.adapters.adapter import attach
 from mezo_cli.config.optimizers import FirstOrderConfig, zeroth_order
-from mezo_cli.config.schema import Config
+from mezo_cli.config.schema import Config, Splits
 from mezo_cli.console import log
+from mezo_cli.data.sampling import BatchSampler, make_sampler
+from mezo_cli.data.texts import read_kept_rows
 from mezo_cli.distributed.ranks import ALONE, current
-from mezo_cli.errors import UserError, first_line
+from mezo_cli.errors import RunFailed, UserError, first_line
 from mezo_cli.models.quantized import row_factors
 from mezo_cli.models.streaming import streamed_layers
 from mezo_cli.objectives import OBJECTIVES
@@ -26,7 +33,8 @@ from mezo_cli.perturb.params import Params
 from mezo_cli.process.device_errors import explain_device_errors, is_device_error
 from mezo_cli.runs import Run
 from mezo_cli.session import restore
-from mezo_cli.session.session import Session, smaller_model
+from mezo_cli.session.session import Session, smaller_batches, smaller_model
+from mezo_cli.tasks.generate import PromptRow
 
 
 def opened(config: Config, run: Run | None = None, at: str | int | None = None, *, trains: bool = False) -> Session:
@@ -125,3 +133,93 @@ def _build_session(
     ranks = current()
     forward.ranks = ranks if ranks.split == "directions" else ALONE
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
+
+
+# --- the rows of a command, with its session ---
+
+
+@dataclass
+class Prepared(AbstractContextManager["Prepared"]):
+    """A session and its rows, before the first step or forward of a command. `with` closes the session.
+
+    Attributes:
+        session: at the weights that the command begins with. Where it trains, only the parameters that reach the loss
+            are trainable in it.
+        splits: the rows as texts; all are empty where none were asked for.
+        rows: split -> its rows, tokenized: of the splits that there are and that were asked for.
+        kept: the rows of `data.keep`, where the command trains.
+        unreachable: name -> number of scalars of the parameters that do not reach the loss, where it trains.
+        states_bytes: the memory that will keep what frozen layers compute for the rows.
+    """
+
+    session: Session
+    splits: Splits
+    rows: dict[str, list[Any]]
+    kept: list[PromptRow] = field(default_factory=list)
+    unreachable: dict[str, int] = field(default_factory=dict)
+    states_bytes: int = 0
+
+    def __exit__(self, *of_error: object) -> None:
+        self.session.close()
+
+    @cached_property
+    def sampler(self) -> BatchSampler:
+        """Chooses the batches of the training rows."""
+        return make_sampler(self.session.config, self.rows["train"])
+
+
+def prepare(
+    config: Config,
+    load: Callable[[], Session] | None = None,
+    check: Callable[[Splits], None] | None = None,
+    *,
+    splits: Sequence[str] = ("train", "dev", "test"),
+    trains: bool = False,
+    tells: bool = True,
+) -> Prepared:
+    """Load rows and model, tokenize the rows, and compare both among the ranks.
+
+    Args:
+        config: of the run.
+        load: opens the session; None: that of a new run.
+        check: checks the rows before the model is loaded.
+        splits: those that are needed; none: no data are loaded.
+        trains: steps will be taken. The weights are then compared among the ranks where nothing changes them any more.
+        tells: whether the notes on the rows are logged.
+    """
+    ranks = current()
+    if not ranks.split:
+        ranks.start(config)
+    found = data.load_splits(config, tells) if splits else Splits([], [], None)
+    ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
+    if trains and ranks.split == "rows" and (count := min(config.batch_size, len(found.train))) < ranks.size:
+        raise UserError(f"distributed.split=rows: a step has {count} rows, fewer than {ranks.size} ranks")
+    if check is not None:
+        check(found)
+    session = opened(config, trains=trains) if load is None else load()
+    try:
+        texts, config = {name: getattr(found, name) for name in splits}, session.config
+        encoded = {name: session.encoder.encode_all(of) for name, of in texts.items() if of is not None}
+        prepared = Prepared(session, found, encoded)
+        if not trains:
+            check_same_weights(session)
+            return prepared
+        if config.data.keep is not None:
+            prepared.kept = read_kept_rows(config, Path(config.data.keep), session.loaded.tokenizer)
+        sizes = {name: p.numel() for name, p in session.params.tensors.items()}
+        with explain_device_errors("before the first step", smaller_batches(config)):
+            prepared.unreachable = {name: sizes[name] for name in session.exclude_unreachable(encoded["train"][0])}
+            prepared.states_bytes = session.keep_states(encoded["train"], encoded["dev"]) if config.steps else 0
+        return prepared
+    except BaseException:
+        session.close()
+        raise
+
+
+def check_same_weights(session: Session, step: int = 0) -> None:
+    """Check that all ranks have the same weights at a step; 0: before the first one."""
+    if session.ranks.size == 1:  # the fingerprint reads all weights
+        return
+    path, fingerprint = session.config.model.path, models.fingerprint(session.loaded.model)
+    text, what = f"model.path={path} with weights of sha256 {fingerprint[:16]}", f"model at step {step}"
+    session.ranks.check_same(what if step else "model", text, RunFailed if step else UserError)

@@ -121,9 +121,7 @@ def copy_checkpoint(session: Session, run: Run, name: str) -> None:
         adapter.load(folder)
     else:
         copy_stored(session.loaded.model, weight_files(folder, str(folder)))
-    step = run.checkpoint_step(name)
-    assert step is not None
-    session.at = step
+    session.at = run.checkpoint_step(name) or 0
 
 
 def replayed(session: Session, run: Run, steps: Iterable[int]) -> Iterator[int]:
@@ -196,8 +194,6 @@ def require_trajectory(config: Config, run: Run, what: str) -> None:
     """Refuse a run whose method writes no trajectory; `what` needs one."""
     if not config.optimizer.replayable:
         steps = {name: run.checkpoint_step(name) for name in checkpoints.NAMES}
-        checkpoints_held = [f"{name} (step {step})" for name, step in steps.items() if step is not None]
-        raise UserError(
-            f"{what}: optimizer={config.optimizer.name} writes no trajectory to replay; "
-            f"{run.checkpoints} holds {join(checkpoints_held) or 'nothing'}"
-        )
+        held = join(f"{name} (step {step})" for name, step in steps.items() if step is not None) or "nothing"
+        why = f"optimizer={config.optimizer.name} writes no trajectory to replay; {run.checkpoints} holds {held}"
+        raise UserError(f"{what}: {why}")

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mezo_cli.config.schema import Example, TaskConfig
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, start_ids
-from mezo_cli.tasks.template import CANDIDATE, ChoiceTexts, describe
+from mezo_cli.tasks.template import ColumnPath, RowTemplate, describe
+
+CANDIDATE = "candidate"  # in a template of `task.choice.candidates`: a text of `task.choice.each`
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,36 @@ class ChoiceRow:
     def label(self) -> int:
         """The number of the candidate that is trained; 0 for a row to predict."""
         return self.right[0] if self.right else 0
+
+
+class ChoiceTexts:
+    """The templates of a task's `choice`, parsed.
+
+    Attributes:
+        prompt: the prompt's.
+        candidates: one per candidate; with `each` one, which is rendered for each text of that list.
+        each: the list of texts; None: a row has all of `candidates`.
+        right: the right one of them, or several; None without `each`.
+        columns: those that the prompt and the candidates read, and that of the right one.
+    """
+
+    def __init__(self, task: TaskConfig) -> None:
+        settings, where = task.choice, f"task '{task.name}', task.choice"
+        self.prompt = RowTemplate(settings.prompt or "", f"{where}.prompt")
+        self.candidates = [RowTemplate(text, f"{where}.candidates {text!r}") for text in settings.candidates]
+        self.each = None if settings.each is None else ColumnPath(settings.each, f"{where}.each")
+        self.right = None if settings.right is None else ColumnPath(settings.right, f"{where}.right")
+        columns = [path.column for template in (self.prompt, *self.candidates) for path in template.paths]
+        if self.each is None:
+            for name in columns:
+                if name not in task.columns:
+                    near = f"{did_you_mean(name, task.columns)}; task.columns are {join(task.columns)}"
+                    raise UserError(f"{where}: unknown column '{name}'{near}")
+        elif not any(path.column == CANDIDATE for path in self.candidates[0].paths):
+            raise UserError(f"{where}.candidates {settings.candidates[0]!r}: no {{{CANDIDATE}}}: all would be the same")
+        else:
+            columns = [*(name for name in columns if name != CANDIDATE), self.each.column]
+        self.columns = list(dict.fromkeys([*columns, *([] if self.right is None else [self.right.column])]))
 
 
 class ChoiceEncoder(PromptEncoder[ChoiceRow]):

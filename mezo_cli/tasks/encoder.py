@@ -1,7 +1,7 @@
 """The bases of the input encoders: check that task and tokenizer fit together, encode rows, decode them to look at."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -21,7 +21,6 @@ _NO_LIMIT = 1_000_000  # transformers writes a huge model_max_length where it kn
 PROPOSE = "`mezo data --words` with the same settings proposes words"
 
 Row = TypeVar("Row")  # what an encoder makes of a row
-Ids = TypeVar("Ids", int, list[int])
 
 
 class InputEncoder(Generic[Row]):
@@ -197,26 +196,21 @@ class ClassificationEncoder(InputEncoder[TokenizedExample]):
         return rows, [len(row.input_ids) < len(full.input_ids) for row, full in zip(rows, whole, strict=True)]
 
 
-def label_words_to_ids(task: TaskConfig, words: Sequence[str], key: str, find: Callable[[int], Ids]) -> list[Ids]:
-    """Return what `find` says of each label word, by its number: its token id, or ids. Two words must not share it.
-
-    `key` is the setting of the words, for the error line of another number than of labels.
-    """
-    labels, found = task.labels, list[Ids]()
+def check_label_words(task: TaskConfig, words: Sequence[str], key: str, ids: Sequence[Any]) -> None:
+    """Refuse another number of label words, the setting `key`, than of labels, and two words of the same token ids."""
+    labels = task.labels
     if len(words) != len(labels):
         raise UserError(
             f"task '{task.name}' has {len(labels)} labels ({join(labels)}) but {len(words)} label words"
             f" ({join(words)}); {key} needs one for each, in the same order"
         )
-    for index, word in enumerate(words):
-        found.append(find(index))
-        first = found.index(found[index])
+    for index, of_word in enumerate(ids):
+        first = ids.index(of_word)
         if first < index:
             raise UserError(
                 f"task '{task.name}': labels '{labels[first]}' and '{labels[index]}' share their tokens,"
-                f" through their words '{words[first]}' and '{word}'"
+                f" through their words '{words[first]}' and '{words[index]}'"
             )
-    return found
 
 
 def whole_words(tokenizer: Tokenizer, before: str = " ", start: Sequence[int] = ()) -> dict[str, int]:

@@ -19,7 +19,7 @@ from typing import Any
 from mezo_cli.config.schema import Example, TaskConfig
 from mezo_cli.errors import UserError
 from mezo_cli.tasks.encoder import PromptEncoder, Tokenizer, describe_tokenizer, plain_backend, start_ids
-from mezo_cli.tasks.template import RowTexts, describe
+from mezo_cli.tasks.template import ColumnPath, RowTemplate, describe
 
 # Some chat templates write today's date, by a function of this name. A run that is resumed tomorrow must have the same
 # prompts, so they get the date that Llama's templates fall back to.
@@ -61,6 +61,28 @@ class PromptRow:
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_ids", array("i", self.input_ids))
         object.__setattr__(self, "answer_ids", array("i", self.answer_ids))
+
+
+class RowTexts:
+    """The templates of a task's `generate`, parsed.
+
+    Attributes:
+        prompt: the prompt's; with `chat` a name without braces is a column.
+        answer: the answer's; None: none.
+        gold: the right text or texts; None: the answer.
+        columns: those that the prompt, the answer and the gold texts read.
+    """
+
+    def __init__(self, task: TaskConfig) -> None:
+        settings, where = task.generate, f"task '{task.name}', task.generate"
+        if settings.prompt is None:
+            raise UserError(f"{where} has no prompt: set task.generate.prompt (docs/how-to/own-task.md)")
+        is_name = settings.chat and settings.prompt != "" and "{" not in settings.prompt
+        self.prompt = RowTemplate(f"{{{settings.prompt}}}" if is_name else settings.prompt, f"{where}.prompt")
+        self.answer = None if settings.answer is None else RowTemplate(settings.answer, f"{where}.answer")
+        self.gold = None if settings.gold is None else ColumnPath(settings.gold, f"{where}.gold")
+        answers = [*(self.answer.paths if self.answer else ()), *([self.gold] if self.gold else ())]
+        self.columns = list(dict.fromkeys(path.column for path in [*self.prompt.paths, *answers]))
 
 
 class GenerateEncoder(PromptEncoder[PromptRow]):

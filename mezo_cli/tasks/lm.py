@@ -10,7 +10,6 @@ The template `task.lm.template` ends in `{mask}`, the place of the label word:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Self
 
 from mezo_cli.config.schema import Example, TaskConfig, TokenizedExample
 from mezo_cli.errors import UserError
@@ -53,11 +52,15 @@ class LmEncoder(ClassificationEncoder):
         last = self._parts[-1]
         self._space = "" if isinstance(last, Literal) and last.text.endswith("\n") else " "
         key = "task.lm.label_words" if task.lm.label_words else "task.label_words"
-        self.label_ids = encoder.label_words_to_ids(task, words, key, self._word_ids)
+        self.label_ids = [self._word_ids(index) for index in range(min(len(words), len(task.labels)))]
+        encoder.check_label_words(task, words, key, self.label_ids)
         self._start = encoder.start_ids(tokenizer, task.bos_token_id)
-        self._max_prompt = self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
         if self._max_prompt < 1:
             raise UserError(f"task '{task.name}': a limit of {self.max_length} tokens leaves none for the prompt")
+
+    @property
+    def _max_prompt(self) -> int:  # tokens
+        return self.max_length - len(self._start) - max(map(len, self.label_ids)) + 1
 
     def prompt(self, texts: Sequence[str]) -> str:
         """Return the text before the label word."""
@@ -111,12 +114,6 @@ class LmEncoder(ClassificationEncoder):
             if not ids:
                 raise UserError(f"{describe_row(self.task, example)}: the prompt is empty, so nothing can follow it")
             yield TokenizedExample(ids, [0] * len(ids), len(ids) - 1, example.label)
-
-    def without_limits(self) -> Self:
-        """Return an encoder that cuts nothing off."""
-        other = super().without_limits()
-        other._max_prompt = encoder.UNBOUNDED
-        return other
 
     def _word_ids(self, index: int) -> list[int]:
         """Return the tokens of a label's word after a prompt; the prompt's tokens must not depend on the word."""

@@ -1,7 +1,8 @@
-"""Encode prompts with a mask (objective mlm), as LM-BFF does (Gao, Fisch and Chen, ACL 2021).
+"""Encode rows for encoders: prompts with a mask (objective mlm), or texts for a classification head (objective cls).
 
-Each part of the template is tokenized alone, a sentence is cut at its own limit, and then the row at the maximum
-length. There is one deliberate difference: a special token spelled out in the data (`<mask>`, `[SEP]`) is plain text.
+Prompts are encoded as LM-BFF does (Gao, Fisch and Chen, ACL 2021): each part of the template is tokenized alone, a
+sentence is cut at its own limit, and then the row at the maximum length. There is one deliberate difference: a special
+token spelled out in the data (`<mask>`, `[SEP]`) is plain text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -125,11 +126,10 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
     A label word is the single token of `" " + word`. A word that starts with one of `<[.,` takes no space and is looked
     up in the vocabulary first.
     """
-
-    def find(index: int) -> int:
-        word = task.label_words[index]
+    found = list[int]()
+    for label, word in zip(task.labels, task.label_words, strict=False):
         ids = _lookup(word, tokenizer) if word[:1] in _BARE else tokenize([" " + word], tokenizer)[0]
-        which = f"task '{task.name}': the label word '{word}' (label '{task.labels[index]}')"
+        which = f"task '{task.name}': the label word '{word}' (label '{label}')"
         tokens = join(map(repr, tokenizer.convert_ids_to_tokens(ids))) or "none"
         if len(ids) != 1 or not word.strip():
             why = f"is not one token of {describe_tokenizer(tokenizer)} but {len(ids)}: {tokens}; choose another word"
@@ -137,9 +137,9 @@ def label_word_ids(task: TaskConfig, tokenizer: Tokenizer) -> list[int]:
         if ids[0] in (tokenizer.unk_token_id, tokenizer.mask_token_id, tokenizer.pad_token_id):
             why = f"becomes {tokens} in {describe_tokenizer(tokenizer)}, which is not a word; choose another"
             raise UserError(f"{which} {why}")
-        return ids[0]
-
-    return encoder.label_words_to_ids(task, task.label_words, "task.label_words", find)
+        found += ids
+    encoder.check_label_words(task, task.label_words, "task.label_words", found)
+    return found
 
 
 def _pieces(task: TaskConfig, tokenizer: Tokenizer) -> list[_Piece]:
@@ -177,3 +177,48 @@ def _lookup(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the token spelled `text`, or the tokens of the text where the vocabulary has no such token."""
     token = tokenizer.backend_tokenizer.token_to_id(text)
     return tokenize([text], tokenizer)[0] if token is None else [token]
+
+
+# --- without a prompt ---
+
+
+class ClsEncoder(ClassificationEncoder):
+    """One text, or a pair as the tokenizer itself joins it.
+
+    The tokenizer adds its special tokens, and cuts the longer text first at `max_length`. `position` is -1.
+    """
+
+    scored_by = "a classification head"
+
+    def __init__(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(task, tokenizer)
+        if not 1 <= len(task.columns) <= 2:
+            count = f"{len(task.columns)} ({join(task.columns) or 'none'})"
+            raise UserError(f"task '{task.name}': objective=cls reads one or two texts, task.columns has {count}")
+        self._has_segments = "token_type_ids" in tokenizer.model_input_names
+
+    def encode_chunk(self, examples: Sequence[Example]) -> Iterable[TokenizedExample]:
+        """Encode rows by one call of the tokenizer."""
+        with encoder.plain_backend(self.tokenizer):
+            batch = self.tokenizer(
+                *(list(column) for column in zip(*(example.texts for example in examples), strict=True)),
+                truncation=True,
+                max_length=self.max_length,
+                return_token_type_ids=self._has_segments,
+                return_attention_mask=False,
+                split_special_tokens=True,
+                verbose=False,
+            )
+        all_ids = batch["input_ids"]
+        all_segments = batch["token_type_ids"] if self._has_segments else ([0] * len(ids) for ids in all_ids)
+        for example, ids, segments in zip(examples, all_ids, all_segments, strict=True):
+            yield TokenizedExample(ids, segments, -1, example.label)
+
+    def write_snippet(self, variables: Sequence[str]) -> str:
+        """Return code that lets the tokenizer join the texts, and reads the head's logits."""
+        options = f"truncation=True, max_length={self.max_length}, split_special_tokens=True"
+        return (
+            f'inputs = tokenizer({", ".join(variables)}, {options}, return_tensors="pt")\n'
+            "with torch.no_grad():\n    scores = model(**inputs).logits[0]\n"
+            f"{encoder.print_probabilities(self.task.labels)}"
+        )

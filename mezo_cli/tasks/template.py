@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mezo_cli.config.schema import TaskConfig
 from mezo_cli.errors import UserError, did_you_mean, join
 
 
@@ -261,7 +260,6 @@ def _call(text: str, columns: dict[str, int], where: str) -> Call:
 # --- rows with all of their columns ---
 
 _PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d+\])*)")
-CANDIDATE = "candidate"  # in a template of `task.choice.candidates`: a text of `task.choice.each`
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
 
 
@@ -342,64 +340,6 @@ class RowTemplate:
             return "".join(p.render(texts) if isinstance(p, Sentence) else p.text for p in self.parts)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-
-
-class RowTexts:
-    """The templates of a task's `generate`, parsed.
-
-    Attributes:
-        prompt: the prompt's; with `chat` a name without braces is a column.
-        answer: the answer's; None: none.
-        gold: the right text or texts; None: the answer.
-        prompt_columns, answer_columns: the columns that the prompt reads, and those of the answer and the gold texts.
-    """
-
-    def __init__(self, task: TaskConfig) -> None:
-        settings, where = task.generate, f"task '{task.name}', task.generate"
-        if settings.prompt is None:
-            raise UserError(f"{where} has no prompt: set task.generate.prompt (docs/how-to/own-task.md)")
-        is_name = settings.chat and settings.prompt != "" and "{" not in settings.prompt
-        self.prompt = RowTemplate(f"{{{settings.prompt}}}" if is_name else settings.prompt, f"{where}.prompt")
-        self.answer = None if settings.answer is None else RowTemplate(settings.answer, f"{where}.answer")
-        self.gold = None if settings.gold is None else ColumnPath(settings.gold, f"{where}.gold")
-        answers = [*(self.answer.paths if self.answer else ()), *([self.gold] if self.gold else ())]
-        self.prompt_columns = list(dict.fromkeys(path.column for path in self.prompt.paths))
-        self.answer_columns = list(dict.fromkeys(path.column for path in answers))
-
-
-class ChoiceTexts:
-    """The templates of a task's `choice`, parsed.
-
-    Attributes:
-        prompt: the prompt's.
-        candidates: one per candidate; with `each` one, which is rendered for each text of that list.
-        each: the list of texts; None: a row has all of `candidates`.
-        right: the right one of them, or several; None without `each`.
-        prompt_columns, answer_columns: the columns that the prompt and the candidates read, and that of the right one.
-    """
-
-    def __init__(self, task: TaskConfig) -> None:
-        settings, where = task.choice, f"task '{task.name}', task.choice"
-        self.prompt = RowTemplate(settings.prompt or "", f"{where}.prompt")
-        self.candidates = [RowTemplate(text, f"{where}.candidates {text!r}") for text in settings.candidates]
-        self.each = None if settings.each is None else ColumnPath(settings.each, f"{where}.each")
-        self.right = None if settings.right is None else ColumnPath(settings.right, f"{where}.right")
-        columns = [path.column for template in (self.prompt, *self.candidates) for path in template.paths]
-        if self.each is not None:
-            columns = [*(name for name in columns if name != CANDIDATE), self.each.column]
-        self.prompt_columns = list(dict.fromkeys(columns))
-        self.answer_columns = [] if self.right is None else [self.right.column]
-        unknown = [name for name in self.prompt_columns if self.each is None and name not in task.columns]
-        if unknown:
-            near = did_you_mean(unknown[0], task.columns)
-            raise UserError(f"{where}: unknown column '{unknown[0]}'{near}; task.columns are {join(task.columns)}")
-        if self.each is not None and not any(path.column == CANDIDATE for path in self.candidates[0].paths):
-            raise UserError(f"{where}.candidates {settings.candidates[0]!r}: no {{{CANDIDATE}}}: all would be the same")
-
-
-def row_texts(task: TaskConfig) -> RowTexts | ChoiceTexts:
-    """Return the templates of a task whose rows are read without labels (`Config.data_task`)."""
-    return RowTexts(task) if task.choice.prompt is None else ChoiceTexts(task)
 
 
 def describe(value: Any) -> str:

@@ -21,7 +21,7 @@ import torch
 from mezo_cli.config.rates import FACTORS, Rate, find_rate
 from mezo_cli.config.schema import Config
 from mezo_cli.console import log
-from mezo_cli.data.batch_sampler import make_sampler
+from mezo_cli.data.sampling import make_sampler
 from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.models.quantized import count_parameters
@@ -32,7 +32,7 @@ from mezo_cli.optim.base import ReplayableOptimizer
 from mezo_cli.process.device_errors import explain_device_errors, is_out_of_memory
 from mezo_cli.process.memory import free_memory, peak_memory, reset_peak_memory
 from mezo_cli.runs import Run, recovery
-from mezo_cli.session.prepare import Prepared, prepare
+from mezo_cli.session.opening import Prepared, prepare
 from mezo_cli.session.session import Session, smaller_batches, smaller_model
 
 SHARE = 20  # a rate takes one step in so many of the run's

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.console import log, progress_reporter
-from mezo_cli.data.batch_sampler import BatchSampler
-from mezo_cli.data.splits import limit, shared_rows
+from mezo_cli.data.sampling import BatchSampler, limit
+from mezo_cli.data.splits import shared_rows
 from mezo_cli.distributed.ranks import current
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import fingerprint
@@ -25,8 +25,7 @@ from mezo_cli.process.versions import describe_arithmetic, device_name
 from mezo_cli.runs import Run, recovery
 from mezo_cli.runs.atomic import file_sha256
 from mezo_cli.session import restore
-from mezo_cli.session.opening import opened
-from mezo_cli.session.prepare import Prepared, check_same_weights, prepare
+from mezo_cli.session.opening import Prepared, check_same_weights, opened, prepare
 from mezo_cli.session.session import Session, smaller_batches
 from mezo_cli.training import precision
 from mezo_cli.training.divergence import Divergence, check_finite

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mezo_cli.data.batch_sampler import BalancedSampler, BatchSampler, ReplacementSampler
+from mezo_cli.data.sampling import BalancedSampler, BatchSampler, ReplacementSampler
 
 
 def test_every_epoch_takes_every_row_once_and_epochs_differ() -> None:

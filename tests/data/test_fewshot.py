@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mezo_cli.config.schema import TaskConfig
 from mezo_cli.data import export, load
-from mezo_cli.data.fewshot import few_shot, hold_out, published_test
-from mezo_cli.data.splits import limit
+from mezo_cli.data.sampling import few_shot, hold_out, limit, published_test
 from tests.data.sample_data import COLA, MNLI, MRPC, RTE, SST2, SST5, files_config, sst2_rows, write_tsv
 
 LABELS = st.lists(st.integers(0, 3), min_size=2, max_size=120)

@@ -5,8 +5,7 @@ from pathlib import Path
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, Example, Splits
 from mezo_cli.diagnosis.findings import Finding, Section
-from mezo_cli.session.opening import opened
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared, opened
 from tests import tiny
 
 

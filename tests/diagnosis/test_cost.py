@@ -8,7 +8,7 @@ import torch
 from mezo_cli.diagnosis import cost, signal
 from mezo_cli.diagnosis.findings import DOUBT, Deadline, Finding, Section
 from mezo_cli.models import loading
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared
 from tests.diagnosis.sessions import load, named, only
 from tests.diagnosis.test_signal import Ticks
 

@@ -10,7 +10,7 @@ from mezo_cli.diagnosis import label_words
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.diagnosis.label_words import Scores
 from mezo_cli.errors import UserError
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared
 from tests.diagnosis.sessions import load, named
 
 NAMES = ["negative", "positive"]

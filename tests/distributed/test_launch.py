@@ -8,7 +8,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.distributed.launch import read_launch
 from mezo_cli.distributed.ranks import Ranks, split_sizes
 from mezo_cli.errors import UserError
-from mezo_cli.session.prepare import prepare
+from mezo_cli.session.opening import prepare
 from tests.command_line import error_line, mezo
 
 MET = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -77,6 +77,6 @@ def test_other_ranks_of_torchrun_let_rank_0_end_first(two_ranks: None, monkeypat
 
 def test_fewer_rows_than_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = SimpleNamespace(split="rows", size=65, check_same=lambda what, text: None)
-    monkeypatch.setattr("mezo_cli.session.prepare.current", lambda: ranks)
+    monkeypatch.setattr("mezo_cli.session.opening.current", lambda: ranks)
     with pytest.raises(UserError, match="a step has 64 rows, fewer than 65 ranks"):
         prepare(build_config(["data=demo"]), trains=True)

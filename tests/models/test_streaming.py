@@ -10,8 +10,7 @@ from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example
 from mezo_cli.models.streaming import StreamedLayers, streamed_layers
 from mezo_cli.runs import Run
-from mezo_cli.session.opening import opened
-from mezo_cli.session.prepare import prepare
+from mezo_cli.session.opening import opened, prepare
 from mezo_cli.session.session import Session
 from mezo_cli.training import precision
 from tests import tiny

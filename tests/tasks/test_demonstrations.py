@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from mezo_cli import data
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Config, GeneratePrompt, TaskConfig
-from mezo_cli.data.fewshot import demonstrations
+from mezo_cli.data.sampling import demonstrations
 from mezo_cli.errors import UserError
 from mezo_cli.objectives import OBJECTIVES
 from mezo_cli.tasks import GenerateEncoder

@@ -15,7 +15,7 @@ from mezo_cli.errors import UserError
 from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
-from mezo_cli.session.prepare import Prepared
+from mezo_cli.session.opening import Prepared
 from mezo_cli.training import auto
 from tests.command_line import Train, error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
