@@ -46,10 +46,7 @@ CASES = {
     "mlm-null": "model=roberta optimizer=null_signs",
     "lm-probe": "model=gpt2 optimizer=linear_probe",
 }
-MAKERS: dict[str, Callable[[Path], Path]] = {
-    "roberta": partial(tiny.roberta, num_hidden_layers=1),
-    "bert": tiny.bert,
-}
+MAKERS: dict[str, Callable[[Path], Path]] = {"roberta": partial(tiny.roberta, num_hidden_layers=1), "bert": tiny.bert}
 
 
 def case_config(name: str, folder: Path, device: str) -> Config:

@@ -10,14 +10,7 @@ import pytest
 from rich.console import Console
 
 from mezo_cli import console as console_module
-from mezo_cli.console import (
-    LogFormatter,
-    console_logging,
-    make_table,
-    printable,
-    progress_reporter,
-    training_output,
-)
+from mezo_cli.console import LogFormatter, console_logging, make_table, printable, progress_reporter, training_output
 from tests.command_line import small
 from tests.terminal import on_a_terminal
 

@@ -50,7 +50,6 @@ CASES = [
 ]
 RUNS = {"lora": "mlm", "prefix": "mlm", "head": "cls", "bias": "cls"}
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

@@ -27,7 +27,6 @@ SMALL = ("mezo", "adamw")  # what the ordinary suite damages
 TIMES = {"seconds", "peak_memory_bytes", "crc"}
 NOT_COMPARED = {"run.json", "train.log", "lock", ".lock", "run.lock"}
 
-
 # Damages a run in a folder of its own, which is removed afterwards; returns what it did, and what is wrong, or "".
 Job = Callable[[Path], tuple[str, str]]
 

@@ -10,7 +10,6 @@ from tests.command_line import Result, error_line, mezo, small
 
 CHECKS = ["label words", "data", "signal", "cost"]
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 
@@ -71,13 +70,7 @@ def refused(*given: object) -> tuple[str, str]:
     return error_line(results[0]), error_line(results[1])
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["task.label_words=[terrible,grreat]"],
-        ["seed=1,2"],
-    ],
-)
+@pytest.mark.parametrize("more", [["task.label_words=[terrible,grreat]"], ["seed=1,2"]])
 def test_what_train_refuses_is_refused_in_its_words(more: list[str], roberta: Path, movies: Path) -> None:
     doctor, train = refused(*words(roberta, movies, *more))
     assert doctor == train

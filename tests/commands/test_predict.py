@@ -17,7 +17,6 @@ from tests.command_line import Result, error_line, mezo
 
 TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

@@ -18,7 +18,6 @@ from tests.commands.sweeps import wait_until_it_trains
 
 optuna = pytest.importorskip("optuna")
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 RANGES = ("--range", "optimizer.lr=1e-3:1e-1", "--range", "optimizer.samples=1:3", "metric=loss")

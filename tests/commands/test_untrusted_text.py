@@ -15,7 +15,6 @@ from tests.command_line import Result, mezo, process, small
 ESC = "\x1b]0;title\x07\x1b[31m\x9b31m\u202e\x7f"  # OSC, CSI, C1 CSI, bidi override, DEL
 SHOWN = r"\x1b]0;title\x07\x1b[31m\x9b31m\u202e\x7f"
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 

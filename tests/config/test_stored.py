@@ -14,7 +14,6 @@ from mezo_cli.errors import UserError
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 odd = st.sampled_from(["Yes", "no", "null", "~", "1e3", "0x10", "1_000", "on", "${seed}", "a: b", "- a", "'", '"', "#"])
 
-
 BASE = build_config([])
 
 

@@ -34,7 +34,6 @@ CASES = {  # -> how many layers are below the first trained tensor
 
 LORA = ("roberta", "mlm", "peft=lora peft.layers=2")
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

@@ -13,7 +13,6 @@ TILE = 256  # that of gaussian noise
 # Sizes from the subnormal numbers of float16 to its largest.
 SCALES = {torch.bfloat16: (1e-39, 1e-8, 1.0, 1e6, 1e38), torch.float16: (1e-7, 2e-5, 1e-3, 1.0, 2e4)}
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

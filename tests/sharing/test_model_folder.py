@@ -60,7 +60,6 @@ CASES = {
     "lm pair prefix": ("gpt2", ["objective=lm", "peft=prefix", *PAIR]),
 }
 
-
 # What a pipeline opens: the demo's tokenizer adds the special tokens that the templates have, the tiny ones' do not.
 PIPELINES = {
     "mlm": ("fill-mask", []),

@@ -36,10 +36,7 @@ def test_a_model_that_only_lost_its_bias_is_not_more_than_the_baseline(roberta: 
     after, before = objective.assess(clean, rows), objective.assess(clean + torch.tensor([0.0, 4.0]), rows)
     splits = ("train", "dev")
     found = objective.compare(
-        dict.fromkeys(splits, before),
-        dict.fromkeys(splits, after),
-        dict.fromkeys(splits, rows),
-        trained=True,
+        dict.fromkeys(splits, before), dict.fromkeys(splits, after), dict.fromkeys(splits, rows), trained=True
     )
     low, _ = found["difference"]["dev"]["intervals"]["accuracy"]
     assert low > 0.2  # a great gain, as it seems

@@ -22,7 +22,6 @@ CPU_FULL = RuntimeError(
 )
 BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

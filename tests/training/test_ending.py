@@ -28,9 +28,7 @@ MODES = {
 }
 EACH_STEP = ["eval_every=1", "log_every=1", "optimizer.lr=0"]  # no evaluation is better than the first
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
-
 
 Train = Callable[..., Path]
 

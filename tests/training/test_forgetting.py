@@ -106,10 +106,7 @@ def test_a_resumed_run_with_another_file_is_refused(tmp_path: Path, eager_kernel
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [
-        (None, "keep.jsonl: cannot be read: No such file or directory"),
-        ([{"prompt": "1", "reply": "2"}], "'answer'"),
-    ],
+    [(None, "keep.jsonl: cannot be read: No such file or directory"), ([{"prompt": "1", "reply": "2"}], "'answer'")],
 )
 def test_no_file_or_column(rows: list[dict[str, str]] | None, said: str, tmp_path: Path, eager_kernels: None) -> None:
     if rows is not None:

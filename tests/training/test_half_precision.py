@@ -22,7 +22,6 @@ RUNS = {
 }
 WEIGHTS = {"lora": "adapter_model.safetensors"}
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

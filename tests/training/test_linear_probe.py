@@ -27,7 +27,6 @@ NAMES = ["negative", "positive"]
 TEXTS = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]  # train's
 STOCK = {"mlm": AutoModelForMaskedLM, "cls": AutoModelForSequenceClassification}
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

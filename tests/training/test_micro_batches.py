@@ -96,12 +96,7 @@ def test_it_is_refused_for_a_loss_from_counts(roberta: Path, movies: Path, tmp_p
     ("free", "ranks", "chosen"), [(400, ["8"], 6), (10**6, ["8"], 8), (0, ["8"], 1), (400, ["6", "3"], 3)]
 )
 def test_auto_takes_the_most_rows_that_stay_below_what_is_free(
-    free: int,
-    ranks: list[str],
-    chosen: int,
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    free: int, ranks: list[str], chosen: int, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fake process has 1,000 bytes and takes 60 per row of a forward; the run is one with the number given."""
     tried, take = [0], micro_batch.trial

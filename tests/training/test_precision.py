@@ -55,12 +55,7 @@ def test_what_null_stood_for_is_kept_elsewhere(train: Train, tmp_path: Path, mon
     ],
 )
 def test_a_run_is_warned_and_told_the_eps_that_would_do(
-    roberta: Path,
-    eps: float,
-    level: int,
-    said: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    roberta: Path, eps: float, level: int, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = made(roberta, "model.compute_dtype=bfloat16", f"optimizer.eps={eps}")
     for fast in (False, True):

@@ -11,7 +11,6 @@ from tests.command_line import error_line, finished_runs, mezo
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"]}
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 

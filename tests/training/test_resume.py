@@ -40,7 +40,6 @@ MODES["float16"] = ["model.dtype=float16", "optimizer=mezo_momentum", "optimizer
 MODES["es"] = ["optimizer=es", "optimizer.members=4", "optimizer.anchor={l1: 1e-3}", "optimizer.weight_decay=0.1"]
 MODES["es two bytes"] = [*MODES["es"], "model.dtype=bfloat16", "optimizer.antithetic=true"]
 
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
@@ -111,7 +110,6 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
     ("after the evaluation on test", Run, "write_summary", 1, False),
     ("after the summary", Run, "write_summary", 1, True),
 ]
-
 
 OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5), ("probe", 2), ("lp", 1), ("lp trajectory", 1)]
 OTHERS += [("momentum", 5), ("adam", 9), ("scalar", 10), ("adamw", 7), ("sgd", 8)]
@@ -185,10 +183,7 @@ def test_a_lost_tail_of_both_files_is_trained_again(
 
 
 def test_a_resumed_run_starts_from_the_newest_checkpoint(
-    whole: Callable[[str], Path],
-    cut: Callable[[str, Path], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long run would be replayed for days."""
     run = cut("full", tmp_path / "run")
@@ -207,11 +202,7 @@ def test_a_resumed_run_starts_from_the_newest_checkpoint(
 
 
 def test_stored_moments_are_not_rebuilt(
-    whole: Callable[[str], Path],
-    roberta: Path,
-    movies: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rebuilding them takes a draw of z per step of the run. A run without the file is rebuilt bitwise identically."""
     run, old = tmp_path / "run", tmp_path / "old"

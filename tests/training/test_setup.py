@@ -17,9 +17,7 @@ def test_the_precision_of_products_is_the_runs_but_in_the_check(roberta: Path, m
     seen = []
     compare = PlainCheck.compare
     monkeypatch.setattr(
-        PlainCheck,
-        "compare",
-        lambda *args: (seen.append(torch.get_float32_matmul_precision()), compare(*args)),
+        PlainCheck, "compare", lambda *args: (seen.append(torch.get_float32_matmul_precision()), compare(*args))
     )
     for wanted in ("high", "highest"):
         opened(build_config([f"model.path={roberta}", "data=demo", f"model.matmul_precision={wanted}"]))
