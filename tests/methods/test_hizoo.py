@@ -9,9 +9,9 @@ from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.testing.optimizers import Trial, same
 
-LR, WD, ALPHA, EPS = 0.05, 0.1, 0.05, 1e-2
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+LR, WD, ALPHA, EPS = 0.05, 0.1, 0.05, 1e-2
 
 
 def trial(name: str, **values: Any) -> Trial:

@@ -10,10 +10,10 @@ from mezo_cli.runs import Run
 from tests import tiny
 from tests.command_line import error_line, mezo, small
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 DEMO = ["experiment=demo-reward", "steps=3", "batch_size=4", "eval_every=3", "log_every=1", "data.train_size=16"]
 DEMO += ["data.eval_limit=12", "objective.max_new_tokens=4", "optimizer.lr=1e-9", "checkpoint=trajectory"]
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def summary(run: Path) -> dict[str, Any]:

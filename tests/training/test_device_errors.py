@@ -16,13 +16,13 @@ from tests import tiny
 from tests.command_line import Train, error_line, finished_runs, mezo, small
 from tests.optim.test_mezo import ready
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
 CPU_FULL = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: 9 bytes"
 )
 BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from tests.command_line import error_line, mezo, small
 from tests.interruption import interrupt_at
 from tests.training.test_resume import state
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 MODES = {
     "full": [],
     "trajectory": ["checkpoint=trajectory"],
@@ -27,8 +29,6 @@ MODES = {
     "adamw": ["optimizer=adamw", "optimizer.schedule=constant"],
 }
 EACH_STEP = ["eval_every=1", "log_every=1", "optimizer.lr=0"]  # no evaluation is better than the first
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 Train = Callable[..., Path]
 

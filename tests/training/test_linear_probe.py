@@ -23,11 +23,11 @@ from tests import tiny
 from tests.command_line import Train, mezo, small
 from tests.optim.test_mezo import outputs_of
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 NAMES = ["negative", "positive"]
 TEXTS = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]  # train's
 STOCK = {"mlm": AutoModelForMaskedLM, "cls": AutoModelForSequenceClassification}
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def rows(n: int, labels: int, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,8 @@ from mezo_cli.training import loop
 from tests import tiny
 from tests.command_line import Train, error_line, mezo, small
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 
 def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a saved model. Transformers 5.4 saves a LayerNorm by the names that BERT once had."""
@@ -28,9 +30,6 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     for before, after in old.items():
         named = {name.replace(before, after): tensor for name, tensor in named.items()}
     return named
-
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def lines(run: Path, kind: str = "eval") -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from mezo_cli.runs import Run
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo
 
-MODES = {"full": [], "trajectory": ["checkpoint=trajectory"]}
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+MODES = {"full": [], "trajectory": ["checkpoint=trajectory"]}
 
 
 @pytest.fixture(scope="module")

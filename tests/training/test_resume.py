@@ -23,6 +23,8 @@ from tests.command_line import Result, error_line, mezo, small
 from tests.interruption import interrupt_at
 from tests.replayed import replay_from_base
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
 MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
 MODES["torch"] = ["optimizer.noise=torch", "checkpoint=trajectory", "peft=none"]
@@ -39,8 +41,6 @@ MODES["bfloat16"] = ["model.dtype=bfloat16", "optimizer.weight_decay=0.1"]
 MODES["float16"] = ["model.dtype=float16", "optimizer=mezo_momentum", "optimizer.lr=1e-3"]
 MODES["es"] = ["optimizer=es", "optimizer.members=4", "optimizer.anchor={l1: 1e-3}", "optimizer.weight_decay=0.1"]
 MODES["es two bytes"] = [*MODES["es"], "model.dtype=bfloat16", "optimizer.antithetic=true"]
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 @pytest.fixture(scope="module")
