@@ -25,8 +25,7 @@ from transformers import AutoModelForCausalLM
 from mezo_cli import models
 from mezo_cli.objectives.decoding import Decoder, Sampling
 from tests import tiny
-from tests.device_cases import CASES, case_config, take_steps
-from tests.host_waits import HostWaits
+from tests.device_cases import CASES, HostWaits, case_config, take_steps
 
 _setup_privateuseone_for_python_backend("fakegpu")
 DEVICE = torch.device("fakegpu:0")

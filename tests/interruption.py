@@ -1,5 +1,7 @@
 """Interrupt a run, as Ctrl-C does, at a call of one of its functions."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ from mezo_cli.config.registry import OPTIMIZERS
 from tests.command_line import mezo
 
 
-def interrupt_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool = False) -> None:
-    """Raise KeyboardInterrupt at the given call of a function, before or after its work."""
+@contextmanager
+def interrupted_at(owner: Any, name: str, call: int, after: bool = False) -> Iterator[None]:
+    """Inside, raise KeyboardInterrupt at the given call of a function, before or after its work."""
     plain, calls = getattr(owner, name), [0]
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -22,7 +25,9 @@ def interrupt_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, af
             raise KeyboardInterrupt
         return made
 
-    patch.setattr(owner, name, interrupted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        yield
 
 
 def last_weights(folder: Path) -> bytes:
@@ -38,8 +43,7 @@ def interrupt_and_resume(words: list[str], home: Path, optimizer: str = "mezo", 
     """
     run, whole = home / "run", home / "whole"
     assert mezo("train", *words, f"hydra.run.dir={whole}").code == 0
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation(optimizer), "step", step)
+    with interrupted_at(OPTIMIZERS.implementation(optimizer), "step", step):
         assert mezo("train", *words, f"hydra.run.dir={run}").code == 130
     assert mezo("resume", run).code == 0
     assert last_weights(run) == last_weights(whole)

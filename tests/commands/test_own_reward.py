@@ -12,7 +12,7 @@ from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
 from tests.command_line import error_line, mezo
-from tests.interruption import interrupt_at
+from tests.interruption import interrupted_at
 
 DEMO = ["task=demo-arithmetic", "data=demo", "objective=generate", "objective.max_new_tokens=6", "model.device=cpu"]
 DEMO += ["model=demo-decoder", "data.eval_limit=4", "data.train_size=40", "batch_size=4", "steps=4", "eval_every=2"]
@@ -32,8 +32,7 @@ def reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_eval_and_resume_take_it_predict_never(reward: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
+    with interrupted_at(OPTIMIZERS.implementation("mezo"), "step", 3):
         assert mezo("train", *DEMO, reward, "hydra.run.dir=run").code == 130
     assert "score" not in Path("run/config.yaml").read_text()
     assert "objective.reward=FILE.py:function or MEZO_REWARD" in error_line(mezo("resume", "run"))
@@ -69,8 +68,7 @@ def test_eval_and_resume_take_it_predict_never(reward: str, tmp_path: Path, monk
 
 
 def test_another_function_goes_on_with_new_reward(reward: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
+    with interrupted_at(OPTIMIZERS.implementation("mezo"), "step", 3):
         assert mezo("train", *DEMO, reward, "hydra.run.dir=run").code == 130
     before = Run(Path("run")).info()["reward"]["sha256"]
     Path("mine.py").write_text(CODE.replace("len(text)", "-len(text)"))

@@ -17,7 +17,7 @@ from mezo_cli.runs import Run, recovery, trajectory
 from mezo_cli.training import loop
 from tests import tiny
 from tests.command_line import error_line, mezo, small
-from tests.interruption import interrupt_at
+from tests.interruption import interrupted_at
 from tests.training.test_resume import state
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -97,8 +97,7 @@ def test_more_steps_leave_the_lines_at_the_number_that_null_stood_for(train: Tra
 def test_a_change_of_the_config_can_be_interrupted_anywhere(stop: int, train: Train) -> None:
     words = ["checkpoint=trajectory", "log_every=3"]
     whole, run = train(*words), train(*words, "steps=3", copy=f"cut {stop}")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, recovery.os, "replace", stop)
+    with interrupted_at(recovery.os, "replace", stop):
         assert mezo("resume", run, "steps=6").code == 130
     assert Run.open(run).status() == "interrupted"
     assert mezo("resume", run, "steps=6").code == 0

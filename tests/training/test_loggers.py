@@ -20,7 +20,7 @@ from mezo_cli.training import loggers
 from mezo_cli.training.loggers.base import LoggedRun, RunEnd, RunLoggers
 from mezo_cli.training.run_log import RunLog
 from tests.command_line import HANGS, Train, error_line, mezo, small, start
-from tests.interruption import interrupt_at
+from tests.interruption import interrupted_at
 from tests.training.wandb_files import read_offline_runs
 
 FINISHED = RunEnd("finished", 8, summary={"final/test_accuracy": 0.75})
@@ -88,8 +88,7 @@ def test_tensorboard_has_what_metrics_have(train: Train, tmp_path: Path) -> None
     """Interrupted after step 5 of 6, and resumed from the checkpoint of step 3: steps 4 and 5 are there once."""
     run = tmp_path / "run"
     words = ["logger=tensorboard", "optimizer=sgd", "log_every=1", "objective=cls"]
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, RunLog, "record", 5, after=True)
+    with interrupted_at(RunLog, "record", 5, after=True):
         assert train(run, *words).code == 130
     assert [step for tag, step, _ in scalars(run) if tag == "train/loss"] == [1, 2, 3, 4, 5]
     assert text(run, "status") == "interrupted interrupted"

@@ -9,7 +9,7 @@ from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.runs import Run
 from tests import tiny
 from tests.command_line import error_line, mezo
-from tests.interruption import interrupt_at
+from tests.interruption import interrupted_at
 from tests.opt_tasks import CHOICES, FOLDER, GENERATED, WORDS
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -35,8 +35,7 @@ def words(case: str, opt: Path) -> list[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
+    with interrupted_at(OPTIMIZERS.implementation("mezo"), "step", 3):
         assert mezo("train", "model=opt-125m", *words(case, opt), f"hydra.run.dir={run}").code == 130
     done = mezo("resume", run)
     assert done.code == 0, done.err

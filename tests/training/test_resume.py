@@ -20,7 +20,7 @@ from mezo_cli.session import opening, restore
 from mezo_cli.session.opening import opened
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
-from tests.interruption import interrupt_at
+from tests.interruption import interrupted_at
 from tests.replayed import replay_from_base
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -71,8 +71,7 @@ def cut(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -
 
     def copy(mode: str, to: Path) -> Path:
         if not (home / mode).exists():
-            with pytest.MonkeyPatch.context() as patch:
-                interrupt_at(patch, FirstOrder if mode == "adamw" else Mezo, "step", 6)
+            with interrupted_at(FirstOrder if mode == "adamw" else Mezo, "step", 6):
                 assert mezo("train", *small(roberta, movies, home / mode, *MODES[mode])).code == 130
         shutil.copytree(home / mode, to)
         return to
@@ -124,8 +123,7 @@ def test_a_run_cut_anywhere_ends_bitwise_identical(
     _, owner, name, call, after = CUTS[cut]
     run = tmp_path / "run"
     words = small(roberta, movies, run, *MODES[mode])
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, owner, name, call, after)
+    with interrupted_at(owner, name, call, after):
         said = mezo("train", *words)
     assert (said.code, said.err) == (130, "error: interrupted\n"), said
     assert Run(run).status() == "interrupted"
@@ -207,8 +205,7 @@ def test_stored_moments_are_not_rebuilt(
     """Rebuilding them takes a draw of z per step of the run. A run without the file is rebuilt bitwise identically."""
     run, old = tmp_path / "run", tmp_path / "old"
     words = small(roberta, movies, run, *MODES["buffer"])
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, trajectory.Writer, "append", 5, after=True)
+    with interrupted_at(trajectory.Writer, "append", 5, after=True):
         mezo("train", *words)
     shutil.copytree(run, old)
     held = old / "checkpoints" / "last" / restore.OPTIMIZER_STATE
@@ -290,8 +287,7 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
     model, data, run = tmp_path / "model", tmp_path / "movies", tmp_path / "run"
     shutil.copytree(roberta, model)
     shutil.copytree(movies, data)
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, Mezo, "step", 2)
+    with interrupted_at(Mezo, "step", 2):
         mezo("train", *small(model, data, run, "checkpoint=trajectory"))
     rows = (data / "dev.jsonl").read_text()
     (data / "dev.jsonl").write_text(rows.replace("film", "movie"))

@@ -18,7 +18,7 @@ from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.verdict import judge_difference
 from tests import tiny
 from tests.command_line import Train, error_line, mezo, small
-from tests.interruption import interrupt_at
+from tests.interruption import interrupted_at
 from tests.optim.test_mezo import ready
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -173,8 +173,7 @@ def test_without_the_start_there_are_intervals_alone(train: Train, tmp_path: Pat
 
 def test_scores_that_were_lost_are_named(train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, Mezo, "step", 4)
+    with interrupted_at(Mezo, "step", 4):
         assert train(run).code == 130
     path = run / "untrained.json"
     path.write_text(path.read_text().replace("0.", "1.", 1))

@@ -1,14 +1,24 @@
-"""`mezo runs`: the scores of the checkpoint that was picked, and damaged runs by name."""
+"""`mezo runs`, `show` and `compare`: scores of the picked checkpoint, the lowest loss, damaged runs, mistakes."""
 
+import io
 import json
+import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from mezo_cli.report.document import document
+from mezo_cli.report.entries import read_entry
+from mezo_cli.report.terminal import show_document
 from mezo_cli.runs import Run
+from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
-from tests.report.run_directories import make_run
+from tests.interruption import interrupted_at
+from tests.report.run_directories import make_curves, make_run, make_two_methods
 from tests.terminal import on_a_terminal
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 DEMO = {"model.name": "demo", "model.path": "demo", "peft.name": "bias", "seed": 13, "steps": 12}
 
@@ -16,9 +26,6 @@ DEMO = {"model.name": "demo", "model.path": "demo", "peft.name": "bias", "seed":
 def interrupted(path: Path) -> None:
     """Make a run that ended at step 7 of 12, last evaluated at step 6."""
     make_run(path, DEMO, ended="interrupted", grads=[1.0] * 7, between={3: 0.7, 6: 0.6})
-
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def rows(result: Result) -> dict[str, list[str]]:
@@ -139,3 +146,134 @@ def test_every_setting_that_differs_is_shown(tmp_path: Path) -> None:
     assert document["c"]["data.shots"] == 16
     assert document["b"]["task.template"] != document["a"]["task.template"]
     assert "optimizer.eps" not in document["a"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_curves(tmp_path_factory.mktemp("show") / "run", {"seed": 13}, text="dull \x1b[31mfilm [bold]x").path
+
+
+def test_the_story_of_a_run(run: Path) -> None:
+    said = mezo("show", run)
+    assert said.code == 0, said
+    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert lines[0] == f"{run} finished"
+    assert "dev before training 50.0% 0.5000 0" in lines
+    assert "test at best 75.0% 0.5000 40" in lines
+    assert "dev accuracy 50.0 57.5 65.0 72.5 80.0" in lines
+    assert "3 of the 30 correct test rows" in lines
+    assert "seed 13 (default 42)" in lines
+    assert f"evaluate: mezo eval {run} --split test" in lines
+    assert "20.0% zero" in said.out
+    assert "\\x1b[31mfilm [bold]x" in said.out
+    assert "\x1b" not in said.out
+
+
+def test_lines_fit_eighty_columns(run: Path) -> None:
+    """But for the commands, which are there to be copied."""
+    file = io.StringIO()
+    show_document(document(read_entry(Run.open(run))), Console(file=file, width=80))
+    for said in (file.getvalue(), mezo("show", run).out):  # a pipe has room for more
+        shown = said.split("run again:")[0]
+        assert "20.0% zero" in shown
+        assert max(map(len, shown.splitlines()[1:])) <= 80  # the first one is the directory
+
+
+def test_a_run_that_is_not_there(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no such run directory (did you mean 'run'?)" in error_line(mezo("show", run.parent / "rum"))
+    assert "holds no run" in error_line(mezo("show", tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "sweep" / "3").mkdir(parents=True)
+    assert "(did you mean 'outputs/sweep/3'?)" in error_line(mezo("show", "sweep/3"))  # as `mezo runs` lists it
+    (tmp_path / "outputs" / "sweep" / "sweep.json").write_text("{}")
+    for command in ("show", "eval"):
+        assert "outputs/sweep is a sweep: name one of its runs" in error_line(mezo(command, "outputs/sweep"))
+    (tmp_path / "config.yaml").write_text("steps: 1\n")
+    (tmp_path / "run.json").write_text("{")
+    assert "run.json is damaged" in error_line(mezo("show", tmp_path, "--json"))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return make_two_methods(tmp_path / "runs")
+
+
+def test_several_folders_and_the_one_by_default(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mezo("compare", runs / "mezo", runs / "other").out == mezo("compare", runs).out
+    os.rename(runs, runs.parent / "outputs")
+    monkeypatch.chdir(runs.parent)
+    assert "91.0 (2.0)" in mezo("compare").out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["{root}/rnus"], "no such folder (did you mean 'runs'?)"),
+        (["{root}", "--out", "{root}/t.csw"], "allowed are .csv (did you mean '.csv'?)"),
+        (["{root}", "--out", "{root}/folder.csv"], "this is a folder"),
+        (["{root}", "--out", "{root}/runs/other/a/t.csv"], "is a run directory"),
+        (["{root}", "--json", "--out", "{root}/t.csv"], "a document is printed or written, not both"),
+    ],
+)
+def test_mistakes(words: list[str], part: str, runs: Path) -> None:
+    root = runs.parent
+    (root / "folder.csv").mkdir()
+    before = sorted(root.rglob("*"))
+    assert part in error_line(mezo("compare", *(word.replace("{root}", str(root)) for word in words)))
+    assert sorted(root.rglob("*")) == before
+
+
+def test_damaged_runs_alone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run").path
+    (run / "run.json").write_text("{")
+    assert f"no runs under {tmp_path} that can be read: " in mezo("compare", tmp_path).err
+
+
+def test_no_outputs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder outputs/ here" in error_line(mezo("compare"))
+    assert mezo("compare", "--paper").code == 0
+
+
+GENERATE = ["task=demo-arithmetic", "data=demo", "model=demo-decoder", "data.eval_limit=4", "data.train_size=8"]
+OBJECTIVES = {
+    "mlm": [],
+    "choice": ["task.choice.candidates=[' bad', ' good']"],
+    "generate": [*GENERATE, "objective.loss=lm", "objective.max_new_tokens=4", "objective.reward=countdown"],
+}
+
+
+def command(objective: str, folder: Path, *more: str) -> list[str]:
+    """The words of a run: its rates are so high that the dev loss moves."""
+    model = (tiny.roberta if objective in ("mlm", "cls") else tiny.decoder)(folder / f"model-{objective}")
+    data = tiny.movie_folder(folder / "data")
+    words = [*OBJECTIVES[objective], f"objective={objective}", "metric=loss", "steps=2", "eval_every=1", *more]
+    if objective != "generate":
+        return small(model, data, folder / "run", *words)
+    return [*words, "batch_size=4", "optimizer.lr=1e-3", f"hydra.run.dir={folder / 'run'}"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "at_start"), [*((name, "true") for name in OBJECTIVES), ("mlm", "false"), ("generate", "false")]
+)
+def test_every_command_takes_the_lowest_loss(objective: str, at_start: str, tmp_path: Path) -> None:
+    words, run = command(objective, tmp_path, f"test_at_start={at_start}"), tmp_path / "run"
+    with interrupted_at(Run, "open_trajectory", 1):
+        assert mezo("train", *words).code == 130
+    done = mezo("resume", run)
+    assert done.code == 0, done
+    losses = {line["step"]: line["loss"] for line in Run(run).evaluations("dev")}
+    best = min(losses, key=lambda step: losses[step])
+    assert json.loads((run / "summary.json").read_text())["best"] == {"step": best, "loss": losses[best]}
+    assert json.loads(output("runs", tmp_path, "--json"))[0]["dev"] == losses[best]
+    results = json.loads(output("show", run, "--json"))["results"]
+    assert [one["step"] for one in results if one["name"].startswith("dev best")] == [best]
+    output("show", run)
+    output("compare", tmp_path)
+    output("report", tmp_path, "--out", tmp_path / "page.html")
+
+
+def output(*words: object) -> str:
+    done = mezo(*words)
+    assert done.code == 0, done
+    return done.out

@@ -1,4 +1,4 @@
-"""A base in eight or four bits: its bytes, its products, its runs, and what is refused."""
+"""A base that takes less memory, in eight or four bits or read from disk as it runs: its bits, runs and refusals."""
 
 import importlib.util
 import shutil
@@ -12,21 +12,28 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from mezo_cli import models
+from mezo_cli.config.compose import build_config
+from mezo_cli.config.schema import Example
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import UserError
 from mezo_cli.models import quantized
 from mezo_cli.models.quantized import QuantizedLinear, quantized_layers
+from mezo_cli.models.streaming import StreamedLayers, streamed_layers
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
+from mezo_cli.session.prepare import prepare
+from mezo_cli.session.session import Session
+from mezo_cli.training import precision
 from tests import tiny
-from tests.command_line import error_line, finished_runs, mezo
+from tests.command_line import error_line, finished_runs, mezo, small
 from tests.config.refused import error_of
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
 
-HAS_LIBRARY = importlib.util.find_spec("bitsandbytes") is not None
-NF4 = pytest.param("nf4", marks=pytest.mark.skipif(not HAS_LIBRARY, reason="needs bitsandbytes (extra quantized)"))
-
 pytestmark = pytest.mark.usefixtures("eager_kernels")
+
+HAS_LIBRARY = importlib.util.find_spec("bitsandbytes") is not None
+NEEDS_LIBRARY = pytest.mark.skipif(not HAS_LIBRARY, reason="needs bitsandbytes (extra quantized)")
+NF4 = pytest.param("nf4", marks=NEEDS_LIBRARY)
 
 
 def scores(session: Any) -> torch.Tensor:
@@ -49,7 +56,7 @@ def test_int8_is_within_half_a_scale_of_each_weight() -> None:
     assert not layer.dequantized()[3].any()
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason="needs bitsandbytes (extra quantized)")
+@NEEDS_LIBRARY
 @pytest.mark.parametrize("shape", [(70, 30), (3, 5), (130, 64), (700, 1000)])
 def test_nf4_has_the_bytes_of_the_library(shape: tuple[int, int]) -> None:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
@@ -160,3 +167,146 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: Any) -> None:
 def test_other_layers_than_linear_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model.quantize=int8 quantises layers of nn.Linear, and .* is a Conv1D"):
         ready(tiny.decoder(tmp_path, "gpt2"), "objective=lm", "peft=lora", "model.quantize=int8")
+
+
+LM = ["objective=lm", "task.lm.label_words=[bad,rather good]"]
+CASES = {
+    "mlm": ("roberta", ["objective=mlm", "peft=lora"]),
+    "cls": ("bert", ["objective=cls", "peft=bias"]),
+    "lm": ("llama", [*LM, "peft=lora"]),
+    "head": ("roberta", ["objective=mlm", "peft=head"]),
+    "int8": ("roberta", ["objective=mlm", "peft=lora", "model.quantize=int8"]),
+    "nf4": ("roberta", ["objective=mlm", "peft=lora", "model.quantize=nf4"]),
+    "scales": ("llama", [*LM, "peft=scales", "peft.absolute=true", "model.quantize=int8"]),
+    "top": ("opt", [*LM, "peft=lora", "peft.layers=1"]),
+}
+MORE = {
+    "float32": [],
+    "bfloat16": ["model.compute_dtype=bfloat16"],
+    "samples": ["optimizer.samples=4", "micro_batch_size=3"],
+    "unpaired": ["model.paired_tokens=0", "micro_batch_size=3"],
+}
+LAYERS = 3
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("models")
+    for family in ("roberta", "bert"):
+        getattr(tiny, family)(home / family, num_hidden_layers=LAYERS)
+    for family in ("llama", "opt"):
+        tiny.decoder(home / family, family, num_hidden_layers=LAYERS)
+    return {family: home / family for family in ("roberta", "bert", "llama", "opt")}
+
+
+def train(folders: dict[str, Path], movies: Path, run: Path, case: str, *more: str) -> Run:
+    family, words = CASES[case]
+    given = small(folders[family], movies, run, *words, "data.shots=8", *more)
+    done = mezo("train", *given)
+    assert done.code == 0, done
+    return Run(run)
+
+
+def facts(run: Run) -> list[Any]:
+    """What a run has computed, without names of files and times."""
+    left_out = ("time", "seconds", "peak")
+    lines = [{key: value for key, value in line.items() if not key.startswith(left_out)} for line in run.metrics()]
+    trajectory = run.read_trajectory()
+    return [lines, trajectory.grads.tolist(), trajectory.lrs.tolist(), (run.path / "predictions.jsonl").read_text()]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("case", "more"),
+    [
+        ("mlm", "float32"),
+        ("mlm", "unpaired"),
+        ("cls", "bfloat16"),
+        ("lm", "bfloat16"),
+        ("int8", "samples"),
+        ("lm", "samples"),
+        ("head", "unpaired"),
+        ("scales", "bfloat16"),
+        ("top", "unpaired"),
+        pytest.param("nf4", "samples", marks=NEEDS_LIBRARY),
+    ],
+)
+def test_it_has_the_bits_of_the_resident_run(
+    case: str, more: str, folders: dict[str, Path], movies: Path, tmp_path: Path
+) -> None:
+    resident = train(folders, movies, tmp_path / "resident", case, *MORE[more])
+    streamed = train(folders, movies, tmp_path / "streamed", case, *MORE[more], "model.stream=true")
+    assert facts(streamed) == facts(resident)
+
+
+def session_of(folders: dict[str, Path], case: str, *words: str) -> tuple[Session, list[Any], StreamedLayers]:
+    family, named = CASES[case]
+    more = ["data=demo", "steps=3", "model.stream=true", *words]
+    session = opened(build_config([f"model.path={folders[family]}", *named, *more]), trains=True)
+    rows = session.encoder.encode_all([Example((text,), 0) for text in ("a", "good film", "bad", "film", "it", "was")])
+    session.exclude_unreachable(rows[0])
+    streamed = streamed_layers(session.loaded.model)
+    assert streamed is not None
+    return session, rows, streamed
+
+
+@pytest.mark.parametrize("optimizer", ["mezo optimizer.samples=4", "es optimizer.members=5"])
+def test_a_step_reads_each_layer_once(optimizer: str, folders: dict[str, Path]) -> None:
+    words = [f"optimizer={optimizer.split()[0]}", optimizer.split()[1], "micro_batch_size=2"]
+    session, rows, streamed = session_of(folders, "mlm", *words)
+    for step in range(2):
+        before = streamed.bytes_read
+        session.step(rows, step)
+        assert streamed.bytes_read - before == sum(streamed.sizes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_begins_within_six_passes(dtype: str, folders: dict[str, Path], movies: Path, tmp_path: Path) -> None:
+    family, words = CASES["mlm"]
+    more = [*words, "data.shots=8", "model.stream=true", f"model.compute_dtype={dtype}"]
+    prepared = prepare(build_config(small(folders[family], movies, tmp_path, *more)), trains=True)
+    session = prepared.session
+    precision.check(session, session.loss_of(prepared.rows["train"]))
+    streamed = streamed_layers(session.loaded.model)
+    assert streamed is not None
+    assert 1 + streamed.bytes_read / sum(streamed.sizes) <= 6  # one for the sha256
+
+
+def test_an_evaluation_reads_each_layer_once(folders: dict[str, Path]) -> None:
+    session, rows, streamed = session_of(folders, "lm", "eval_batch_size=2")
+    before = streamed.bytes_read
+    session.objective.evaluate(rows)
+    assert streamed.bytes_read - before == sum(streamed.sizes)
+
+
+def test_every_command_reads_a_streamed_run(folders: dict[str, Path], movies: Path, tmp_path: Path) -> None:
+    words = ["model.stream=true", "checkpoint=trajectory"]
+    run = train(folders, movies, tmp_path / "run", "mlm", *words)
+    family, case = CASES["mlm"]
+    more = [*case, "data.shots=8", *words, "max_seconds=1e-9"]
+    assert mezo("train", *small(folders[family], movies, tmp_path / "part", *more)).code == 130
+    part = Run(tmp_path / "part")
+    assert mezo("resume", part.path, "max_seconds=null").code == 0
+    assert facts(part) == facts(run)
+    for words in (["verify", run.path], ["eval", run.path], ["predict", run.path, "--text", "a good film"]):
+        done = mezo(*words)
+        assert done.code == 0, done
+    assert mezo("replay", run.path, "--step", 3, "--out", tmp_path / "step").code == 0
+
+
+def test_a_quantised_base_is_made_once(folders: dict[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session_of(folders, "int8")
+    files = sorted((cache / "mezo").rglob("*.safetensors"))
+    assert len(files) == LAYERS
+    monkeypatch.setattr("mezo_cli.models.loading.quantize", lambda how, weight: 1 / 0)
+    session_of(folders, "int8")
+    files[1].unlink()
+    with pytest.raises(ZeroDivisionError):
+        session_of(folders, "int8")
