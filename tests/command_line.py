@@ -20,8 +20,6 @@ HANGS = 3600.0  # seconds: only what hangs takes longer, on a machine with any l
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended."""
-
     code: int
     out: str
     err: str

@@ -164,7 +164,6 @@ def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def movies(tmp_path: Path) -> Path:
-    """A folder of small train, dev and test files."""
     from tests import tiny
 
     return tiny.movie_folder(tmp_path / "movies")

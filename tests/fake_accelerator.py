@@ -125,7 +125,6 @@ def complete_prompts(folder: Path) -> dict[str, Any]:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Run the cases and print a line for each."""
     for name in names:
         try:
             result = complete_prompts(folder) if name == "generation" else run_case(name, folder)

@@ -68,8 +68,6 @@ def test_a_terminal_breaks_texts_between_words_and_commands_never() -> None:
 
 
 class FakeTerminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

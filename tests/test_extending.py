@@ -98,7 +98,6 @@ def replay(run: Path, out: Path, name: str = "model.safetensors") -> bool:
 
 
 def page(run: Path, out: Path) -> str:
-    """Return the report's page."""
     assert mezo("report", run, "--out", out).code == 0
     return out.read_text(encoding="utf-8")
 

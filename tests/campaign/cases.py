@@ -41,7 +41,6 @@ class Lab:
     bits: dict[str, dict[str, str]]
 
     def finished(self, case: str) -> Path:
-        """Return the finished run of a case."""
         return self.folder / case / "finished"
 
     def interrupted(self, case: str) -> Path:
@@ -49,7 +48,6 @@ class Lab:
         return self.folder / case / "interrupted"
 
     def train(self, case: str, run: Path) -> list[str]:
-        """Return the command that makes a run of a case."""
         return ["train", *small(self.folder / "model", self.folder / "data", run, *CASES[case])]
 
 

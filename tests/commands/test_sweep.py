@@ -29,7 +29,6 @@ NEVER_ENDS = ("steps=100000", "eval_every=0", "optimizer.lr=1e-6")
 
 
 def files(folder: Path) -> dict[Path, bytes]:
-    """Every file of a sweep's runs."""
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.parent != folder}
 
 

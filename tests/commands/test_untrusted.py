@@ -17,7 +17,7 @@ from mezo_cli.session.restore import find_step
 from tests.command_line import Result, error_line, mezo, process, small
 from tests.report.run_directories import make_run
 
-pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 COMMANDS = {
     "show": ["show", "RUN"],
@@ -189,6 +189,7 @@ def test_errors_of_run_files_are_escaped(tmp_path: Path) -> None:
     shown(mezo("runs", tmp_path))
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 @pytest.mark.parametrize(
     "words",
     [

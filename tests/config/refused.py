@@ -11,7 +11,6 @@ from mezo_cli.errors import UserError
 
 
 def error_of(*words: str, config_dir: Path | None = None, compose: Callable[..., Any] = load) -> str:
-    """Return the line that refuses the overrides."""
     with pytest.raises(UserError) as error:
         compose(words, None if config_dir is None else str(config_dir))
     line = str(error.value)

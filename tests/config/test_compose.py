@@ -187,7 +187,6 @@ SHORT = ["model=demo", "data=demo", "steps=0"]
 
 
 def write(folder: Path, name: str, text: str) -> Path:
-    """Write a file into a config folder."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode("latin-1"))

@@ -112,13 +112,11 @@ def files(run: Path) -> dict[str, bytes]:
 
 
 def losses(run: Path) -> list[float]:
-    """Return every loss in metrics.jsonl."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line[key] for line in lines for key in ("loss", "loss_plus", "loss_minus") if key in line]
 
 
 def train(model: Path, movies: Path, run: Path, *words: str, **how: Any) -> list[Result]:
-    """Train on two ranks; return how each ended."""
     of_each = ["train", *small(model, movies, run, *words)]
     return run_ranks(of_each, of_each, **how)
 
@@ -216,13 +214,11 @@ def after(step: int, act: Callable[[Session], None], of_rank: int, rank: int) ->
 
 
 def damage(session: Session) -> None:
-    """Change one weight."""
     with torch.no_grad():
         next(iter(session.params.tensors.values())).view(-1)[5] += 1.0
 
 
 def kill(session: Session) -> None:
-    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -232,7 +228,6 @@ def hang(session: Session) -> None:
 
 
 def fail(session: Session) -> None:
-    """Fail by a defect."""
     raise ValueError("a defect")
 
 

@@ -38,8 +38,6 @@ def by_server(server: FakeServer) -> list[str]:
 
 @dataclass(frozen=True)
 class Setting:
-    """A tiny decoder and its data."""
-
     model: Path
     data: Path
 

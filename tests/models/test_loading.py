@@ -144,8 +144,6 @@ def test_classes_in_another_order_are_matched_by_name(tmp_path: Path, caplog: An
 
 
 class Bomb:
-    """Creates a file when it is unpickled."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 

@@ -68,7 +68,6 @@ def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
 
 
 def kernels_of(kind: str) -> list[Kernel]:
-    """Return the kernels of a kind."""
     return [kernel for kernel in vars(KERNELS[kind]).values() if isinstance(kernel, Kernel)]
 
 

@@ -48,8 +48,6 @@ def test_theta_keeps_its_bits_also_after_an_error(roberta: Path) -> None:
 
 
 class Outer(nn.Module):
-    """A module that owns parameters and calls another."""
-
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
@@ -78,7 +76,6 @@ class Routed(nn.Module):
         self.unused, self.dead = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [rows, 4]."""
         self.unused(x)
         return self.experts[int(x[0, 0])](x)
 

@@ -35,7 +35,6 @@ def span_of(numel: int, name: str = "w", tile: int = TILE) -> Span:
 def rounded_to(
     dtype: torch.dtype, values: Tensor, name: str = "w", direction: Direction = Z, tile: int = TILE
 ) -> Tensor:
-    """Return the rounded values of a tensor."""
     span = span_of(len(values), name, tile)
     padded = torch.nn.functional.pad(values, (0, span.numel - len(values)))
     round_(padded, span, dtype, direction)

@@ -113,7 +113,6 @@ def test_what_is_no_trajectory_is_reported(tmp_path: Path, content: bytes | None
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A metrics log of five lines."""
     path = tmp_path / "metrics.jsonl"
     log = JsonLines(path)
     for step, accuracy in ((0, 0.25), (5, 0.5), (10, 0.75), (15, 0.5)):

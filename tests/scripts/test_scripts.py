@@ -93,7 +93,6 @@ TESTS = {13: (0.80, 0.90), 21: (0.84, 0.92), 42: (0.82, 0.94)}  # MeZO at lr 1e-
 
 
 def output(*words: object) -> str:
-    """Return what the script prints."""
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(sys, "argv", ["compare_methods", *map(str, words)])

@@ -27,7 +27,6 @@ BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered\nCUD
 
 @pytest.fixture(scope="module")
 def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
     folder, words = tmp_path_factory.mktemp("done"), ["steps=2", "checkpoint=trajectory"]
     return finished_runs(folder, roberta, tiny.movie_folder(folder / "movies"), {"run": words}) / "run"
 

@@ -42,7 +42,6 @@ def summary(run: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
     folder = tmp_path_factory.mktemp("done")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")

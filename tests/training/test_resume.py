@@ -45,7 +45,6 @@ MODES["es two bytes"] = [*MODES["es"], "model.dtype=bfloat16", "optimizer.antith
 
 @pytest.fixture(scope="module")
 def movies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of all runs here."""
     return tiny.movie_folder(tmp_path_factory.mktemp("data") / "movies")
 
 
