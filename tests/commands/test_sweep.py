@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,35 @@ import pytest
 
 from mezo_cli import runs
 from mezo_cli.config import overrides
+from mezo_cli.runs import Run
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep import record as sweep_record
 from tests import tiny
-from tests.command_line import HANGS, Result, environment, error_line, mezo, process, start
-from tests.commands.sweeps import statuses, sweep, wait_until_it_trains
+from tests.command_line import HANGS, Result, environment, error_line, mezo, process, small, start
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
+
+
+def sweep(model: Any, data: Path, folder: Path, *more: str) -> list[str]:
+    """The words of a sweep of two steps per job."""
+    words = [word for word in small(model, data, folder, "steps=2", *more) if not word.startswith("hydra.run.dir")]
+    return ["-m", *words, f"hydra.sweep.dir={folder}"]
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    """The status of each job by the name of its directory, in the order of names: two at once start in any order."""
+    return dict(sorted((run.path.name, run.status()) for run in runs.find_runs(folder)))
+
+
+def wait_until_it_trains(folder: Path, running: "subprocess.Popen[str]") -> Run:
+    """Return the first run of a sweep that makes steps."""
+    while True:
+        assert running.poll() is None, running.communicate()
+        for path in sorted(folder.glob("*/metrics.jsonl")):
+            if '"train"' in path.read_text():
+                return Run(path.parent)
+        time.sleep(0.1)
+
 
 Done = tuple[Path, list[str], Result]  # the folder of a sweep, its words, and how it ended
 NEVER_ENDS = ("steps=100000", "eval_every=0", "optimizer.lr=1e-6")

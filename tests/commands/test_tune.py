@@ -14,7 +14,7 @@ from mezo_cli import runs
 from mezo_cli.config.compose import build_config
 from mezo_cli.training.verdict import trained_evaluations, value_of
 from tests.command_line import HANGS, Result, error_line, mezo, small, start
-from tests.commands.sweeps import wait_until_it_trains
+from tests.commands.test_sweep import wait_until_it_trains
 
 optuna = pytest.importorskip("optuna")
 

@@ -18,7 +18,7 @@ from mezo_cli.models.download import fetch
 from tests import tiny
 from tests.command_line import HANGS, environment, mezo, small
 from tests.engine.fake_server import program
-from tests.engine.step_checks import losses_and_metrics
+from tests.engine.test_run import losses_and_metrics
 from tests.ranks import run_ranks
 
 WORDS = ["task=demo-arithmetic", "data=demo", "model=demo-decoder", "objective=generate", "objective.loss=lm"]

@@ -21,6 +21,12 @@ def told(path: Path) -> dict[str, Any]:
     return document(read_entry(Run.open(path)))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 40 steps, with curves and predictions."""
+    return make_curves(tmp_path_factory.mktemp("curves") / "run", {"seed": 13}).path
+
+
 def test_the_result_against_the_start_and_the_steps(finished: Path) -> None:
     run = told(finished)
     assert [(one["name"], one["accuracy"], one["step"]) for one in run["results"]] == [

@@ -24,13 +24,18 @@ from mezo_cli.report.settings import flatten, method_name, unusual_settings
 from mezo_cli.report.tables import group_view, paper_view
 from mezo_cli.sweep.plan import plan_sweep
 from tests.command_line import mezo
-from tests.report.run_directories import SEEDS, make_entry, make_grid, make_run, only_group
+from tests.report.run_directories import SEEDS, make_entry, make_grid, make_run, make_two_methods, only_group
 
 FEW = {"data.shots": 16, "model.tie_embeddings": False}
 
 
 def rows(out: str) -> list[str]:
     return [" ".join(line.split()) for line in out.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def two_methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_two_methods(tmp_path_factory.mktemp("two") / "runs")
 
 
 def test_the_table(two_methods: Path) -> None:

@@ -14,18 +14,7 @@ from mezo_cli.tasks import ChoiceEncoder, LmEncoder
 from tests import tiny
 from tests.lm_bff import LM_BFF, ODD_TEXTS, load_task, rows
 
-FAMILIES = ("opt", "gpt2", "llama")
 FILM = Example(("a joy from start to end ",), 1)
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(tiny.decoder(tmp_path_factory.mktemp(request.param), request.param))
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(tiny.decoder(tmp_path_factory.mktemp("gpt2")))
 
 
 def lm(name: str = "sst2", **changes: Any) -> Any:
