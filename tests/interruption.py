@@ -1,4 +1,4 @@
-"""Interrupt a run, as Ctrl-C does, at a call of one of its functions."""
+"""Interrupt a run, as Ctrl-C does, at a call of one of its functions; replay one from its base model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 
 from mezo_cli.config.registry import OPTIMIZERS
+from mezo_cli.config.schema import Config
+from mezo_cli.runs import Run
+from mezo_cli.session import restore
+from mezo_cli.session.opening import opened
+from mezo_cli.session.session import Session
 from tests.command_line import mezo
 
 
@@ -48,3 +53,10 @@ def interrupt_and_resume(words: list[str], home: Path, optimizer: str = "mezo", 
     assert mezo("resume", run).code == 0
     assert last_weights(run) == last_weights(whole)
     return run, whole
+
+
+def replay_from_base(config: Config, run: Run, step: int) -> Session:
+    """Return a session at a step, from base model and trajectory alone."""
+    session = opened(config, run)
+    assert list(restore.replayed(session, run, [step])) == [step]
+    return session

@@ -32,9 +32,8 @@ from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
-from tests.interruption import interrupted_at
+from tests.interruption import interrupted_at, replay_from_base
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
-from tests.replayed import replay_from_base
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 

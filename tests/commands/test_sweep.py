@@ -118,9 +118,6 @@ def test_print_shows_what_is_left(roberta: Path, movies: Path, tmp_path: Path) -
     assert left == [shlex.join(line) for line in (lines[0], lines[2])]
 
 
-# --- what is not valid starts nothing ---
-
-
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -157,9 +154,6 @@ def test_gpus_are_shared_among_the_jobs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert jobs.gpu_shares(3) == [{}, {}, {}]
-
-
-# --- going on ---
 
 
 @pytest.mark.slow
@@ -252,9 +246,6 @@ def test_a_stored_sweep_is_data(done: Done, tmp_path: Path) -> None:
     assert "keeps its settings" in error_line(mezo("resume", done[0], "seed=3"))
 
 
-# --- Ctrl-C and kills, for real ---
-
-
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_says_once_how_to_go_on(roberta: Path, movies: Path, tmp_path: Path) -> None:
     """Every process of the group gets SIGINT, as from a terminal."""
@@ -287,9 +278,6 @@ def test_a_killed_job_is_interrupted_and_a_running_one_left_alone(roberta: Path,
     out, err = running.communicate(timeout=HANGS)
     assert "Traceback" not in out + err
     assert set(statuses(folder).values()) == {"finished"}
-
-
-# --- Hydra's launchers ---
 
 
 def needs(package: str) -> pytest.MarkDecorator:

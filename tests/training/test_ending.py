@@ -66,9 +66,6 @@ def result(run: Path) -> dict[str, Any]:
     return {key: value for key, value in state(run).items() if key != "names"}
 
 
-# --- more steps ---
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, train: Train) -> None:
@@ -123,9 +120,6 @@ def test_other_changes_are_refused(setting: str, change: str, line: str, train: 
     assert files(run) == before
 
 
-# --- patience ---
-
-
 def test_patience_ends_a_run(train: Train) -> None:
     run, whole = train(*EACH_STEP, "patience=2", copy="patient"), train(*EACH_STEP)
     summary = Run(run).read_summary()
@@ -151,9 +145,6 @@ def test_patience_ends_a_run(train: Train) -> None:
         "peak_memory_bytes": 0,
     }
     assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
-
-
-# --- max_seconds ---
 
 
 @pytest.mark.sample(1)
@@ -207,8 +198,6 @@ def test_the_first_step_of_a_process_does_not_count(train: Train, monkeypatch: p
     assert Run(train("max_seconds=3", "at_limit=finish")).read_summary()["steps"] == 4
 
 
-# --- divergence ---
-
 DIVERGES = ["optimizer.lr=0.05", "log_every=1", "steps=24", "eval_every=4"]  # from step 15 or 19 on, as the CPU rounds
 
 
@@ -231,9 +220,6 @@ def test_a_run_that_diverged_ends_there_unless_told_otherwise(train: Train) -> N
     assert "diverged: give stop_on_divergence=false" in error_line(mezo("resume", run, "steps=29"))
     assert mezo("resume", run, "stop_on_divergence=false").code == 0
     assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
-
-
-# --- prune ---
 
 
 def test_pruned_checkpoints_are_replayed(train: Train) -> None:

@@ -12,7 +12,7 @@ from mezo_cli.runs import Run
 from mezo_cli.training.loggers.base import RunLoggers
 from tests import tiny
 from tests.command_line import error_line, mezo
-from tests.replayed import replay_from_base
+from tests.interruption import replay_from_base
 
 WORDS = ["task=demo-arithmetic", "model=demo-decoder", "data=demo", "objective=generate", "objective.max_new_tokens=8"]
 WORDS += ["objective.reward=countdown", "batch_size=16", "eval_every=2", "data.eval_limit=16", "model.device=cpu"]

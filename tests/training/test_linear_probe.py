@@ -149,3 +149,11 @@ def test_mezo_continues_from_the_probe_and_its_replay_is_bitwise_identical(train
         assert said.code == 0, said
         there = tmp_path / name / "checkpoints/last/model.safetensors"
         assert (tmp_path / step / "model.safetensors").read_bytes() == there.read_bytes()
+
+
+def test_peft_head_trains_from_a_linear_probe(train: Train, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(run, "peft=head", "init=linear_probe").code == 0
+    before = mezo("eval", run, "--checkpoint", "last").out
+    assert mezo("prune", run).code == 0
+    assert mezo("eval", run, "--checkpoint", "last").out == before

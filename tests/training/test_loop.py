@@ -51,9 +51,6 @@ def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-# --- the run directory ---
-
-
 def test_the_predictions_are_those_of_the_test_evaluation(done: Path) -> None:
     rows, test = Run(done).predictions(), lines(done)[-1]
     assert rows is not None
@@ -186,9 +183,6 @@ def test_the_same_directory_again_is_refused_and_names_resume(done: Path) -> Non
     assert {p: p.read_bytes() for p in done.rglob("*") if p.is_file()} == before
 
 
-# --- counts ---
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("more", "evals", "trains"),
@@ -247,9 +241,6 @@ def test_a_loss_that_has_not_moved_names_the_rate_of_the_table(train: Train, tmp
     assert "next     mezo d" in (run / "train.log").read_text()  # data --words, or doctor
 
 
-# --- failure ---
-
-
 @pytest.mark.parametrize(
     ("more", "part"),
     [
@@ -275,9 +266,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(more: list[str], part: str, tra
     assert "Infinity" not in text
     assert bool(np.isfinite(trajectory.read(run / "trajectory.bin").grads).all())
     assert "diverged" in mezo("runs", tmp_path).out
-
-
-# --- what train() does besides stepping ---
 
 
 def test_train_checks_a_low_compute_dtype_before_the_first_step(train: Train, tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from mezo_cli.session import opening, restore
 from mezo_cli.session.opening import opened
 from tests import tiny
 from tests.command_line import Result, error_line, mezo, small
-from tests.interruption import interrupted_at
-from tests.replayed import replay_from_base
+from tests.interruption import interrupted_at, replay_from_base
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -297,9 +296,6 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
     assert "started from other weights" in error_line(mezo("resume", run))
     shutil.copy(roberta / "model.safetensors", model / "model.safetensors")
     assert mezo("resume", run).code == 0
-
-
-# --- any step's weights ---
 
 
 def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callable[[str], Path]) -> None:

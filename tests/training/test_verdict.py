@@ -183,3 +183,18 @@ def test_scores_that_were_lost_are_named(train: Train, tmp_path: Path) -> None:
     assert said.code == 0, said
     assert "the scores of the untrained model are lost" in said.out
     assert "baselines" not in summary(run)
+
+
+def test_rows_in_two_splits_are_said_and_dev_gives_the_verdict_without_test(roberta: Path, tmp_path: Path) -> None:
+    whole, cut, data = tmp_path / "whole", tmp_path / "cut", tmp_path / "rows.jsonl"
+    tiny.write_jsonl(data, tiny.movie_rows(60) * 2)  # dev is held out of it, and there is no test split
+    words = ["optimizer.lr=1e-2", "steps=4", "eval_every=2"]
+    assert mezo("train", *small(roberta, data, whole, *words)).code == 0
+    assert " of 12 rows of dev are in train, too: " in (whole / "train.log").read_text()
+    assert mezo("train", *small(roberta, data, cut, *words, "max_seconds=1e-9")).code == 130
+    while Run(cut).status() == "interrupted":
+        mezo("resume", cut)
+    timeless = {"seconds": 0, "peak_memory_bytes": 0}
+    assert summary(cut) | timeless == summary(whole) | timeless
+    reason = summary(whole)["verdict_reason"]
+    assert summary(whole)["best"]["step"] == 0 or "at step 4: " in reason, reason
