@@ -25,7 +25,7 @@ from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError
 from mezo_cli.sweep.plan import plan_sweep
 from tests import compositions
-from tests.config.refused import error_of
+from tests.config.test_overrides import error_of
 
 pytestmark = pytest.mark.usefixtures("composing_all")
 

@@ -1,18 +1,29 @@
 """Overrides that are not valid are one line each, of a run and of a sweep, whose jobs are checked before the first."""
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezo_cli.config.compose import build_config
+from mezo_cli.config.compose import build_config, load
 from mezo_cli.config.explain import OTHER_NAMES, key_owners
 from mezo_cli.config.overrides import HYDRA_DIRS, parse, quote
+from mezo_cli.errors import UserError
 from mezo_cli.sweep.plan import plan_sweep
-from tests.config.refused import error_of
 
 pytestmark = pytest.mark.usefixtures("composing_all")
+
+
+def error_of(*words: str, config_dir: Path | None = None, compose: Callable[..., Any] = load) -> str:
+    with pytest.raises(UserError) as error:
+        compose(words, None if config_dir is None else str(config_dir))
+    line = str(error.value)
+    assert "\n" not in line
+    return line
 
 
 @pytest.mark.parametrize(

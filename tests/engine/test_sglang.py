@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.request
@@ -15,6 +14,7 @@ from pydantic import TypeAdapter
 
 from mezo_cli.engine.server import TOKENS, SGLang
 from tests.command_line import mezo
+from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,9 +32,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     python = os.environ.get("MEZO_SGLANG_PYTHON")
     if python is None:
         pytest.skip("needs sglang: MEZO_SGLANG_PYTHON, the Python of an environment with it")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     words = [python, Path(__file__).with_name("sglang_on_a_cpu.py"), "--port", str(port)]
     with open(tmp_path / "server.log", "wb") as log:
         process = subprocess.Popen([*words, "--model-path", ROOT / "mezo_cli/demo/decoder"], stdout=log, stderr=log)

@@ -26,7 +26,7 @@ from mezo_cli.session.session import Session
 from mezo_cli.training import precision
 from tests import tiny
 from tests.command_line import error_line, finished_runs, mezo, small
-from tests.config.refused import error_of
+from tests.config.test_overrides import error_of
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")

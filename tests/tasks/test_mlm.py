@@ -149,11 +149,6 @@ def bpe() -> PreTrainedTokenizerFast:
     return byte_bpe()
 
 
-@pytest.fixture(scope="module")
-def bert() -> PreTrainedTokenizerFast:
-    return wordpiece()
-
-
 def test_words_after_punctuation_take_no_space(bpe: PreTrainedTokenizerFast):
     ids = label_word_ids(load_task("sst2", label_words=[".", ","]), bpe)
     assert bpe.convert_ids_to_tokens(ids) == [".", ","]

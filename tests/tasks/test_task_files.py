@@ -25,11 +25,6 @@ def tokenizer(request: pytest.FixtureRequest, mini: PreTrainedTokenizerFast) -> 
     return mini if request.param is None else request.param()
 
 
-@pytest.fixture(scope="module")
-def bert() -> PreTrainedTokenizerFast:
-    return wordpiece()
-
-
 def test_every_task_is_there():
     names = {path.stem for path in (ROOT / "conf/task").glob("*.yaml")}
     assert names == {*LM_BFF, *CHOICES, *GENERATED, "demo-arithmetic", "demo-sums", "own"}
