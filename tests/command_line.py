@@ -46,6 +46,13 @@ def mezo(*words: object, run: Callable[..., Any] = cli.app) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+def ok(*words: object) -> Result:
+    """Run `mezo words...` in this process, check that its exit status is 0, and return how it ended."""
+    done = mezo(*words)
+    assert done.code == 0, done
+    return done
+
+
 def error_line(result: Result) -> str:
     """Check that a command ended as a mistake of the user's does, exit 2 and one line, and return the line."""
     assert result.code == 2, result
@@ -105,6 +112,5 @@ def finished_runs(home: Path, model: Path, data: Path, cases: Mapping[str, Seque
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")
         for name, words in cases.items():
-            done = mezo("train", *small(model, data, home / name, *words))
-            assert done.code == 0, done
+            ok("train", *small(model, data, home / name, *words))
     return home

@@ -18,7 +18,7 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import mezo, small
+from tests.command_line import mezo, ok, small
 
 GENERATES: dict[str, Any] = {
     "model": "demo-decoder", "task": "demo-arithmetic", "objective": "generate", "train_dataset": None, "steps": 0,
@@ -113,8 +113,7 @@ def test_eval_rows_are_the_test_set_and_the_run_can_be_evaluated_again(roberta: 
     assert done.summary["test"] is not None
     test = Run(done.run_dir).evaluations("test")
     assert sum(test[0]["predicted"].values()) == 10
-    said = mezo("eval", done.run_dir)
-    assert said.code == 0, said
+    said = ok("eval", done.run_dir)
     assert f"{done.summary['test']['accuracy']:.4f}  {done.summary['test']['loss']:.4f}" in said.out
 
 

@@ -10,15 +10,14 @@ import pytest
 
 from mezo_cli.commands.propose_words import FIRST, choose_words
 from tests import tiny
-from tests.command_line import error_line, mezo
+from tests.command_line import error_line, mezo, ok
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def test_data_shows_balance_lengths_and_prompts(roberta: Path, movies: Path) -> None:
     words = ["task=sst2", f"model.path={roberta}", "data=files", f"data.dir={movies}"]
-    said = mezo("data", *words)
-    assert said.code == 0, said
+    said = ok("data", *words)
     assert [line.split() for line in said.out.splitlines()[:4]] == [
         ["rows", "per", "label", "negative", "positive"],
         ["train", "12", "12"],
@@ -27,8 +26,7 @@ def test_data_shows_balance_lengths_and_prompts(roberta: Path, movies: Path) -> 
     ]
     for label, word in (("negative", "terrible"), ("positive", "great")):
         assert f"It was<mask>.</s>   [{label} -> '{word}'; " in said.out
-    plain = mezo("data", "objective=cls", *words)
-    assert plain.code == 0, plain
+    plain = ok("data", "objective=cls", *words)
     assert "<mask>" not in plain.out
     assert "   [negative; " in plain.out
 
@@ -40,8 +38,7 @@ def test_the_few_shot_files(movies: Path, tmp_path: Path) -> None:
 
 
 def test_data_shows_prompts_and_answers(sums: list[object]) -> None:
-    said = mezo("data", *sums)
-    assert said.code == 0, said
+    said = ok("data", *sums)
     lines = [line.split() for line in said.out.splitlines()]
     assert lines[0] == ["tokens", "per", "prompt", "min", "median", "p95", "max", "rows", "cut"]
     assert [(line[0], *line[-2:]) for line in lines[1:3]] == [("train", "18", "0"), ("dev", "2", "0")]

@@ -9,7 +9,7 @@ import pytest
 
 from mezo_cli.runs import Run, trajectory
 from tests import tiny
-from tests.command_line import error_line, mezo
+from tests.command_line import error_line, mezo, ok
 from tests.models.test_loading import change_json, change_weights
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -21,8 +21,7 @@ def copied(run: Path, tmp_path: Path) -> Path:
 
 
 def test_json_and_quiet(run: Path) -> None:
-    said = mezo("eval", run, "--split", "dev", "--json")
-    assert said.code == 0, said
+    said = ok("eval", run, "--split", "dev", "--json")
     document = json.loads(said.out)
     best = Run(run).read_summary()["best"]
     line = next(one for one in Run(run).evaluations("dev") if one["step"] == best["step"])
@@ -63,8 +62,7 @@ def test_the_order_of_a_checkpoints_classes_and_of_the_labels_changes_no_score(
         )
 
     def scores(folder: Path, *words: str) -> dict[str, float]:
-        said = mezo("eval", folder, "task=sst2", *sources[source], "--json", *words)
-        assert said.code == 0, said
+        said = ok("eval", folder, "task=sst2", *sources[source], "--json", *words)
         document = json.loads(said.out)
         return {"accuracy": document["accuracy"], "loss": document["loss"], **document["predicted"]}
 
@@ -97,8 +95,7 @@ def test_a_plain_folder_with_task_and_data(run: Path, roberta: Path, tmp_path: P
     folder = tmp_path / "a model, plain"
     shutil.copytree(run / "checkpoints" / "last", folder)
     words = ["task=sst2", "data=files", f"data.dir={run.parent / 'movies'}"]
-    said = mezo("eval", folder, *words)
-    assert said.code == 0, said
+    said = ok("eval", folder, *words)
     assert said.out.splitlines()[1:] == mezo("eval", run, "--checkpoint", "last").out.splitlines()[1:]
     start = mezo("eval", roberta, *words, "--split", "dev")
     line = Run(run).evaluations("dev")[0]
@@ -233,8 +230,7 @@ def test_another_persons_run_is_verified_from_the_base(
     copied: Path, roberta: Path, movies: Path, tmp_path: Path
 ) -> None:
     assert mezo("export", copied, "--trajectory", "--out", tmp_path / "shared").code == 0
-    ended = mezo("verify", tmp_path / "shared", "--base", roberta, f"data.dir={movies}")
-    assert ended.code == 0
+    ended = ok("verify", tmp_path / "shared", "--base", roberta, f"data.dir={movies}")
     assert [line.split()[:2] for line in ended.out.splitlines()] == [
         ["ok", x] for x in ("data", "weights", "dev", "test", "last")
     ]

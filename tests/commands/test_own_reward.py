@@ -11,7 +11,7 @@ from mezo_cli import finetune, load
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from tests.command_line import error_line, mezo
+from tests.command_line import error_line, mezo, ok
 from tests.interruption import interrupted_at
 
 DEMO = ["task=demo-arithmetic", "data=demo", "objective=generate", "objective.max_new_tokens=6", "model.device=cpu"]
@@ -54,8 +54,7 @@ def test_eval_and_resume_take_it_predict_never(reward: str, tmp_path: Path, monk
     document = json.loads(mezo("eval", "run", reward, "--json").out)
     summary = Run(Path("run")).read_summary()
     assert all(document[name] == summary["test"][name] for name in ("loss", "reward", "reward_digits"))
-    changed = mezo("eval", "run", "objective.reward=other.py:score")
-    assert changed.code == 0
+    changed = ok("eval", "run", "objective.reward=other.py:score")
     assert "other.py:score: its code is not what the run was trained on" in changed.out
     monkeypatch.setenv("MEZO_REWARD", f"{tmp_path}/mine.py:score")
     assert mezo("eval", "run", "-q").code == 0
@@ -147,8 +146,7 @@ def test_parts_with_the_names_of_a_lines_fields_change_none(tmp_path: Path) -> N
         " for _ in completions]\n"
     )
     run = tmp_path / "run"
-    ended = mezo("train", *SHORT, f"objective.reward={tmp_path / 'r.py'}:f", f"hydra.run.dir={run}")
-    assert ended.code == 0, ended
+    ok("train", *SHORT, f"objective.reward={tmp_path / 'r.py'}:f", f"hydra.run.dir={run}")
     assert mezo("show", run).code == 0
     lines = Run(run).metrics()
     assert [line["kind"] for line in lines] == [*["eval"] * 2, *["train"] * 3, *["eval"] * 3]

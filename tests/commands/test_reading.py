@@ -13,7 +13,7 @@ from mezo_cli.report.entries import read_entry
 from mezo_cli.report.terminal import show_document
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small
+from tests.command_line import Result, error_line, mezo, ok, small
 from tests.interruption import interrupted_at
 from tests.report.run_directories import make_curves, make_run, make_two_methods
 from tests.terminal import on_a_terminal
@@ -36,8 +36,7 @@ def rows(result: Result) -> dict[str, list[str]]:
 
 def test_the_scores_are_of_the_metric_that_picked_the_checkpoint(roberta: Path, movies: Path, tmp_path: Path) -> None:
     words = small(roberta, movies, tmp_path / "run", "task.metric=matthews", "eval_every=1", "data.train_size=8")
-    trained = mezo("train", *words)
-    assert trained.code == 0, trained
+    trained = ok("train", *words)
     run = Run(tmp_path / "run")
     summary = run.read_summary()
     dev, test = (f"{100 * summary[split]['matthews']:.1f}" for split in ("dev", "test"))
@@ -71,8 +70,7 @@ def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def names(*words: object) -> list[str]:
-    result = mezo("runs", *words, "-q")
-    assert result.code == 0, result
+    result = ok("runs", *words, "-q")
     return [Path(line).name for line in result.out.splitlines()]
 
 
@@ -154,8 +152,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_story_of_a_run(run: Path) -> None:
-    said = mezo("show", run)
-    assert said.code == 0, said
+    said = ok("show", run)
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
     assert lines[0] == f"{run} finished"
     assert "dev before training 50.0% 0.5000 0" in lines
@@ -260,8 +257,7 @@ def test_every_command_takes_the_lowest_loss(objective: str, at_start: str, tmp_
     words, run = command(objective, tmp_path, f"test_at_start={at_start}"), tmp_path / "run"
     with interrupted_at(Run, "open_trajectory", 1):
         assert mezo("train", *words).code == 130
-    done = mezo("resume", run)
-    assert done.code == 0, done
+    ok("resume", run)
     losses = {line["step"]: line["loss"] for line in Run(run).evaluations("dev")}
     best = min(losses, key=lambda step: losses[step])
     assert json.loads((run / "summary.json").read_text())["best"] == {"step": best, "loss": losses[best]}
@@ -274,6 +270,5 @@ def test_every_command_takes_the_lowest_loss(objective: str, at_start: str, tmp_
 
 
 def output(*words: object) -> str:
-    done = mezo(*words)
-    assert done.code == 0, done
+    done = ok(*words)
     return done.out

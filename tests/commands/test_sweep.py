@@ -21,7 +21,7 @@ from mezo_cli.runs import Run
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep import record as sweep_record
 from tests import tiny
-from tests.command_line import HANGS, Result, environment, error_line, mezo, process, small, start
+from tests.command_line import HANGS, Result, environment, error_line, mezo, ok, process, small, start
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
@@ -171,8 +171,7 @@ def test_a_killed_sweep_ends_bitwise_identical(roberta: Path, movies: Path, tmp_
     (tmp_path / "cut" / "2").mkdir(exist_ok=True)
     shutil.copy(tmp_path / "whole" / "2" / "run.json", tmp_path / "cut" / "2")
     (tmp_path / "cut" / "2" / "train.log").touch()
-    said = mezo("resume", tmp_path / "cut")
-    assert said.code == 0, said
+    said = ok("resume", tmp_path / "cut")
     assert "3 of 3 jobs finished" in said.out
     for number in range(3):
         for name in ("trajectory.bin", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):

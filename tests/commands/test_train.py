@@ -13,7 +13,7 @@ from mezo_cli import runs
 from mezo_cli.config.choices import CONF
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import HANGS, Result, Train, error_line, mezo, small, start
+from tests.command_line import HANGS, Result, Train, error_line, mezo, ok, small, start
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
@@ -81,8 +81,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def composed(*words: object) -> dict[str, Any]:
-    result = mezo("train", *words, "--cfg", "job")
-    assert result.code == 0, result
+    result = ok("train", *words, "--cfg", "job")
     config = yaml.safe_load(result.out)
     assert isinstance(config, dict)
     return config
@@ -120,8 +119,7 @@ def test_a_run_begins_with_the_settings_of_another(train: Train, tmp_path: Path,
 
 def test_a_task_of_ones_own_begins_another_run(roberta: Path, rows: Path, tmp_path: Path, eager_kernels: None) -> None:
     words = [*OWN, f"data.dir={rows}", f"model.path={roberta}", "steps=2", "batch_size=4", "optimizer.lr=1e-3"]
-    result = mezo("train", *words, "eval_every=2", f"hydra.run.dir={tmp_path / 'run'}")
-    assert result.code == 0, result
+    ok("train", *words, "eval_every=2", f"hydra.run.dir={tmp_path / 'run'}")
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert config["task"]["name"] == "mine"
     assert composed("--from", tmp_path / "run") == config
@@ -157,8 +155,7 @@ def test_what_is_not_given(words: list[str], said: list[str], rows: Path, robert
 
 
 def test_data_proposes_a_command_for_a_file_without_a_task(rows: Path, roberta: Path, in_tmp_path: None) -> None:
-    result = mezo("data", "data=files", f"data.dir={rows}", f"model.path={roberta}")
-    assert result.code == 0, result
+    result = ok("data", "data=files", f"data.dir={rows}", f"model.path={roberta}")
     command = result.out.splitlines()[-1]
     assert command.startswith('mezo train task=own \'task.columns=["text"]\' \'task.labels=["kind", "rude"]\'')
     assert json.dumps("{text} All in all, it was {mask}.") in command

@@ -19,7 +19,7 @@ from mezo_cli.runs import Run
 from mezo_cli.runs.jsonl import add_checksum, write_object
 from mezo_cli.session.restore import find_step
 from mezo_cli.sweep import record
-from tests.command_line import Result, error_line, mezo, process, small
+from tests.command_line import Result, error_line, mezo, ok, process, small
 from tests.report.run_directories import make_run
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -66,15 +66,13 @@ def test_every_command_names_the_file(run: Path, name: str, kept: int | str | No
     for command, words in COMMANDS.items():
         line = error_line(mezo(*({"RUN": run, "OUT": out}.get(word, word) for word in words)))
         assert str(run / name) in line, command
-    listed = mezo("runs", run.parent)
-    assert listed.code == 0
+    listed = ok("runs", run.parent)
     assert str(run / name) in listed.out
     assert "momentum" in listed.out
     page = run.parent.parent / "page.html"
     compare = ["compare", run.parent]
     for words in (compare, ["report", run.parent, "--out", page]):
-        said = mezo(*words)
-        assert said.code == 0
+        said = ok(*words)
         assert f"{run} is left out: {run / name}" in said.err
     assert {path: path.lstat().st_mtime_ns for path in run.rglob("*")} == before
     assert not out.exists()

@@ -16,7 +16,7 @@ from mezo_cli.engine import process
 from mezo_cli.engine.layout import Block, LayoutError, as_matrix, check_whole, find_blocks
 from mezo_cli.models.download import fetch
 from tests import tiny
-from tests.command_line import HANGS, environment, mezo, small
+from tests.command_line import HANGS, environment, mezo, ok, small
 from tests.engine.fake_server import program
 from tests.engine.test_run import losses_and_metrics
 from tests.ranks import run_ranks
@@ -31,8 +31,7 @@ WORDS += ["eval_every=0", "test_at_start=false", "optimizer.lr=1e-3", "optimizer
 def test_a_server_that_mezo_starts_follows_every_update(peft: str, tmp_path: Path) -> None:
     own, words = tmp_path / "own", [*WORDS, f"peft={peft}", *(["optimizer.lr=1e-4"] if peft == "lora" else [])]
     engine = ["engine=vllm", f"engine.python={program(tmp_path)}"]
-    result = mezo("train", *words, *engine, f"hydra.run.dir={tmp_path / 'run'}")
-    assert result.code == 0, result.err
+    ok("train", *words, *engine, f"hydra.run.dir={tmp_path / 'run'}")
     assert mezo("train", *words, f"hydra.run.dir={own}").code == 0
     by_engine, wanted = map(losses_and_metrics, (tmp_path / "run", own))
     assert by_engine == [pytest.approx(line, rel=1e-4, abs=1e-4) for line in wanted]
@@ -45,8 +44,7 @@ def test_each_rank_starts_a_server_of_its_own(tmp_path: Path) -> None:
     words = [*WORDS, "optimizer=es", "optimizer.members=4", "engine=vllm", f"engine.python={program(tmp_path)}"]
     results = run_ranks(*[["train", *words, f"hydra.run.dir={tmp_path / 'ranks'}"]] * 2)
     assert [result.code for result in results] == [0, 0], results
-    result = mezo("train", *words, f"hydra.run.dir={tmp_path / 'alone'}")
-    assert result.code == 0, result.err
+    ok("train", *words, f"hydra.run.dir={tmp_path / 'alone'}")
     ranks, alone = (losses_and_metrics(tmp_path / name) for name in ("ranks", "alone"))
     assert ranks == [pytest.approx(line, rel=1e-3, abs=1e-5) for line in alone]
 
@@ -172,8 +170,7 @@ def test_independent_runs_agree(kind: str, peft: str, parts: int, tmp_path: Path
     grads = {}
     for name, by in runs.items():
         more = ("steps=50", "eval_every=25", "log_every=1", "objective=lm", "model=gpt2", f"peft={peft}")
-        result = mezo("train", *small(model, data, tmp_path / name, *more, f"optimizer.lr={lr}"), *by)
-        assert result.code == 0, result.err
+        ok("train", *small(model, data, tmp_path / name, *more, f"optimizer.lr={lr}"), *by)
         lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         grads[name] = [line["projected_grad"] for line in lines if line["kind"] == "train"]
     mean = sum(map(abs, grads["own"])) / len(grads["own"])

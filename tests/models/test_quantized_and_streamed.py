@@ -25,7 +25,7 @@ from mezo_cli.session.prepare import prepare
 from mezo_cli.session.session import Session
 from mezo_cli.training import precision
 from tests import tiny
-from tests.command_line import error_line, finished_runs, mezo, small
+from tests.command_line import error_line, finished_runs, mezo, ok, small
 from tests.config.test_overrides import error_of
 from tests.optim.test_mezo import SENTENCES, outputs_of, ready
 
@@ -209,8 +209,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def train(folders: dict[str, Path], movies: Path, run: Path, case: str, *more: str) -> Run:
     family, words = CASES[case]
     given = small(folders[family], movies, run, *words, "data.shots=8", *more)
-    done = mezo("train", *given)
-    assert done.code == 0, done
+    ok("train", *given)
     return Run(run)
 
 
@@ -296,8 +295,7 @@ def test_every_command_reads_a_streamed_run(folders: dict[str, Path], movies: Pa
     assert mezo("resume", part.path, "max_seconds=null").code == 0
     assert facts(part) == facts(run)
     for words in (["verify", run.path], ["eval", run.path], ["predict", run.path, "--text", "a good film"]):
-        done = mezo(*words)
-        assert done.code == 0, done
+        ok(*words)
     assert mezo("replay", run.path, "--step", 3, "--out", tmp_path / "step").code == 0
 
 

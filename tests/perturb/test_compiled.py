@@ -27,7 +27,7 @@ from mezo_cli.perturb.noise import Direction, Noise, counter, make_noise, simd
 from mezo_cli.perturb.noise.compiled import Kernel
 from mezo_cli.perturb.noise.rounding import kernel, update_kernel
 from tests import tiny
-from tests.command_line import mezo, small
+from tests.command_line import mezo, ok, small
 from tests.perturb.flat import perturb, update_
 
 HERE = Path(__file__).resolve().parent
@@ -162,8 +162,7 @@ def test_a_compiled_run_ends_in_the_bits_of_an_eager_run(
     for name, eager in (("compiled", "0"), ("eager", "1")):
         monkeypatch.setenv("MEZO_EAGER", eager)
         words = [f"optimizer.noise={noise.name}", "optimizer.weight_decay=0.1", "checkpoint=full"]
-        result = mezo("train", *small(roberta, data, tmp_path / name, *words))
-        assert result.code == 0, result
+        ok("train", *small(roberta, data, tmp_path / name, *words))
         assert json.loads((tmp_path / name / "run.json").read_text())["noise_kernels"] == name
     assert Kernel.compiler_error is None
     kernels = KERNELS[noise.name]

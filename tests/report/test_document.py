@@ -13,7 +13,7 @@ from mezo_cli.report.entries import read_entry
 from mezo_cli.runs import Run
 from mezo_cli.runs.jsonl import write_object
 from mezo_cli.runs.trajectory import Header, Writer
-from tests.command_line import mezo
+from tests.command_line import mezo, ok
 from tests.report.run_directories import make_curves, make_entry, make_run
 
 
@@ -196,8 +196,7 @@ def test_the_list_has_the_reward_as_it_is(runs: Path) -> None:
 
 
 def test_one_run(runs: Path) -> None:
-    result = mezo("show", runs / "a")
-    assert result.code == 0, result
+    result = ok("show", runs / "a")
     lines = [line.split() for line in result.out.splitlines()]
     assert ["dev", "best", "1.5", "75.0%", "-1.5000", "2"] in lines  # reward, f1, loss
     assert "0 + 1 =" in result.out
@@ -219,8 +218,7 @@ def test_the_comparison_and_the_page(runs: Path, tmp_path: Path) -> None:
     assert "1.25 (0)" in compared
     assert "(reward" in compared
     for words in ([runs], [runs / "a"]):
-        page = mezo("report", *words, "--out", tmp_path / "page.html")
-        assert page.code == 0, page
+        ok("report", *words, "--out", tmp_path / "page.html")
         text = (tmp_path / "page.html").read_text()
         assert "Reward on dev" in text
         assert " 8</span>" in text

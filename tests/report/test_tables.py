@@ -23,7 +23,7 @@ from mezo_cli.report.output import csv_text
 from mezo_cli.report.settings import flatten, method_name, unusual_settings
 from mezo_cli.report.tables import group_view, paper_view
 from mezo_cli.sweep.plan import plan_sweep
-from tests.command_line import mezo
+from tests.command_line import mezo, ok
 from tests.report.run_directories import SEEDS, make_entry, make_grid, make_run, make_two_methods, only_group
 
 FEW = {"data.shots": 16, "model.tie_embeddings": False}
@@ -39,8 +39,7 @@ def two_methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_table(two_methods: Path) -> None:
-    said = mezo("compare", two_methods)
-    assert said.code == 0, said
+    said = ok("compare", two_methods)
     assert rows(said.out)[:4] == [
         "roberta-large, mlm, cross_entropy",
         "task shots method chosen steps seeds dev test paper diff",

@@ -14,7 +14,7 @@ from mezo_cli.models import fingerprint
 from mezo_cli.objectives.plain_check import PlainCheck
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
-from tests.command_line import Train, mezo, small
+from tests.command_line import Train, mezo, ok, small
 from tests.live_models import count_live
 from tests.training.test_forgetting import WORDS
 
@@ -86,8 +86,7 @@ def test_every_command_holds_one_model_at_a_time(
     replays = kind != "adamw"
     if replays and kind not in ("generate", "anchor"):  # es has no table of rates
         auto = tmp_path / "auto"
-        result = mezo("train", *words, "optimizer.lr=auto", "steps=1", f"hydra.run.dir={auto}")
-        assert result.code == 0, result
+        ok("train", *words, "optimizer.lr=auto", "steps=1", f"hydra.run.dir={auto}")
         assert len(alive) >= 5  # four rates and the run
     assert mezo("train", *words, "max_seconds=0.001", "at_limit=stop").code == 130
     commands: list[list[object]] = [["resume", run, "max_seconds=null"], ["eval", run]]
@@ -99,8 +98,7 @@ def test_every_command_holds_one_model_at_a_time(
     if kind == "mlm":
         commands += [["prune", run], ["doctor", *[word for word in words if "run.dir" not in word], "--seconds", "1"]]
     for command in commands:
-        result = mezo(*command)
-        assert result.code == 0, (command, result)
+        ok(*command)
     assert set(alive) == {0}
 
 

@@ -16,7 +16,7 @@ from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run, recovery, trajectory
 from mezo_cli.training import loop
 from tests import tiny
-from tests.command_line import error_line, mezo, small
+from tests.command_line import error_line, mezo, ok, small
 from tests.interruption import interrupted_at
 from tests.training.test_resume import state
 
@@ -226,8 +226,7 @@ def test_pruned_checkpoints_are_replayed(train: Train) -> None:
     run = train(*MODES["momentum"], copy="pruned")
     before = [mezo("eval", run, "--checkpoint", name).out for name in ("best", "last")]
     size = sum(path.stat().st_size for path in (run / "checkpoints").rglob("*") if path.is_file())
-    said = mezo("prune", run)
-    assert said.code == 0, said
+    said = ok("prune", run)
     assert f"{size:,} bytes freed" in said.out
     assert not list(run.glob("*checkpoints*"))
     assert Run(run).info()["pruned"]["bytes"] == size

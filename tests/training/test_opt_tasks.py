@@ -8,7 +8,7 @@ import pytest
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.runs import Run
 from tests import tiny
-from tests.command_line import error_line, mezo
+from tests.command_line import error_line, mezo, ok
 from tests.interruption import interrupted_at
 from tests.opt_tasks import CHOICES, FOLDER, GENERATED, WORDS
 
@@ -37,8 +37,7 @@ def test_a_task_trains_resumes_and_is_evaluated(case: str, opt: Path, tmp_path: 
     run = tmp_path / "run"
     with interrupted_at(OPTIMIZERS.implementation("mezo"), "step", 3):
         assert mezo("train", "model=opt-125m", *words(case, opt), f"hydra.run.dir={run}").code == 130
-    done = mezo("resume", run)
-    assert done.code == 0, done.err
+    ok("resume", run)
     summary = Run(run).read_summary()
     document = json.loads(mezo("eval", run, "--json").out)
     assert document["loss"] == summary["test"]["loss"]
@@ -85,8 +84,7 @@ def test_each_row_runs_by_its_one_command_and_stands_in_the_table(tmp_path: Path
         steps = [*steps, "optimizer.lr=1e-3"] if count == 1 and steps else steps
         icl = ["data.train_size=null", "task.demonstrations=3"] if name == "icl" else []
         words = [f"experiment=paper/opt-13b/{name}", f"task={task}", f"model.path={opt}", *SMALL, *steps, *icl]
-        done = mezo("train", "-m", *words, f"data.dir={FOLDER}/{task}.jsonl", f"hydra.sweep.dir={tmp_path}/runs/{name}")
-        assert done.code == 0, (name, done.out, done.err)
+        ok("train", "-m", *words, f"data.dir={FOLDER}/{task}.jsonl", f"hydra.sweep.dir={tmp_path}/runs/{name}")
         assert len(list((tmp_path / "runs" / name).glob("*/summary.json"))) == count, name
     document = json.loads(mezo("compare", "--paper", "--table", "opt", "--json", tmp_path / "runs").out)
     cells = {(cell["row"], cell["task"]): cell for cell in document["cells"] if cell["n"]}

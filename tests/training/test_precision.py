@@ -17,7 +17,7 @@ from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
 from mezo_cli.training import precision
 from tests import tiny
-from tests.command_line import Train, mezo, small
+from tests.command_line import Train, mezo, ok, small
 from tests.optim.test_mezo import SENTENCES, ready
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -93,8 +93,7 @@ def half(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
     def run(mode: str) -> Path:
         if not (home / mode).exists():
-            ended = mezo("train", *small(roberta, data, home / mode, *RUNS[mode]))
-            assert ended.code == 0, ended
+            ok("train", *small(roberta, data, home / mode, *RUNS[mode]))
         return home / mode
 
     return run
@@ -115,8 +114,7 @@ def test_checkpoints_and_replays_have_thetas_bits(mode: str, half: Callable[[str
     assert {str(tensor.dtype) for tensor in stored.values()} == {f"torch.{dtype}"}
     if mode != "lora":
         assert json.loads((last / "config.json").read_text())["dtype"] == dtype
-    ended = mezo("replay", run, "--step", "6", "--out", tmp_path / "replayed")
-    assert ended.code == 0, ended
+    ok("replay", run, "--step", "6", "--out", tmp_path / "replayed")
     assert weights(tmp_path / "replayed", mode) == weights(last, mode)
     start = opened(read_config(run / "config.yaml"), Run(run), 0).params.tensors
     end = opened(read_config(run / "config.yaml"), Run(run), 6).params.tensors

@@ -19,7 +19,7 @@ from mezo_cli.runs.jsonl import JsonLines
 from mezo_cli.session import opening, restore
 from mezo_cli.session.opening import opened
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small
+from tests.command_line import Result, error_line, mezo, ok, small
 from tests.interruption import interrupted_at, replay_from_base
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
@@ -126,8 +126,7 @@ def test_a_run_cut_anywhere_ends_bitwise_identical(
     assert (said.code, said.err) == (130, "error: interrupted\n"), said
     assert Run(run).status() == "interrupted"
     assert "interrupted" in mezo("runs", tmp_path).out
-    said = mezo("resume", run)
-    assert said.code == 0, said
+    said = ok("resume", run)
     assert state(run) == state(whole(mode))
 
 
@@ -171,8 +170,7 @@ def test_a_lost_tail_of_both_files_is_trained_again(
     if mode == "trajectory":
         data = (run / "trajectory.bin").read_bytes()
         (run / "trajectory.bin").write_bytes(data[:-16] + bytes(40))
-    said = mezo("resume", run)
-    assert said.code == 0, said
+    ok("resume", run)
     assert "resumed at step 3 of 6" in (run / "train.log").read_text()
     assert ("going back to step 3" in (run / "train.log").read_text()) == (mode == "trajectory")
     assert state(run) == state(whole(mode))
@@ -237,8 +235,7 @@ def test_a_long_replay_shows_its_progress(
     clock = iter(range(0, 10_000, 10))  # ten seconds pass at every look
     monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(restore, "PART", 2)
-    result = mezo("replay", run, "--step", "6", "--out", tmp_path / "out")
-    assert result.code == 0, result
+    result = ok("replay", run, "--step", "6", "--out", tmp_path / "out")
     assert "replaying the trajectory: 2 of 6 steps  0.2 steps/s  20 s left" in result.out
 
 
@@ -256,8 +253,7 @@ def test_without_its_checkpoints_it_is_replayed(
 
 def test_a_finished_run_is_left_as_it_is(whole: Callable[[str], Path]) -> None:
     before = {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()}
-    said = mezo("resume", whole("full"))
-    assert said.code == 0
+    said = ok("resume", whole("full"))
     assert "is finished: there is nothing to resume" in said.out
     assert {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()} == before
 
@@ -318,8 +314,7 @@ def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callabl
 @pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
 def test_replay_is_bitwise_identical(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     run, out = whole(mode), tmp_path / "out"
-    said = mezo("replay", run, "--step", "6", "--out", out)
-    assert said.code == 0
+    said = ok("replay", run, "--step", "6", "--out", out)
     new_head = "a new classification head, drawn from the seed: classifier.dense.bias"
     assert (new_head in (run / "train.log").read_text()) == (mode == "cls")
     assert "new classification head" not in said.out + said.err  # it is read from start.safetensors

@@ -17,7 +17,7 @@ from mezo_cli.session.opening import opened
 from mezo_cli.training.divergence import Divergence
 from mezo_cli.training.verdict import judge_difference
 from tests import tiny
-from tests.command_line import Train, error_line, mezo, small
+from tests.command_line import Train, error_line, mezo, ok, small
 from tests.interruption import interrupted_at
 from tests.optim.test_mezo import ready
 
@@ -141,8 +141,7 @@ def test_three_labels_without_a_test_split(roberta: Path, tmp_path: Path) -> Non
         *["task.files.labels=[]", "task.hub.labels=[]"],
     ]
     run = tmp_path / "run"
-    said = mezo("train", *small(roberta, file, run, *words))
-    assert said.code == 0, said
+    said = ok("train", *small(roberta, file, run, *words))
     made = summary(run)
     assert made["test"] is None
     assert "test_before" not in made
@@ -179,8 +178,7 @@ def test_scores_that_were_lost_are_named(train: Train, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("0.", "1.", 1))
     assert "untrained.json is damaged" in error_line(mezo("resume", run))
     path.unlink()
-    said = mezo("resume", run)
-    assert said.code == 0, said
+    said = ok("resume", run)
     assert "the scores of the untrained model are lost" in said.out
     assert "baselines" not in summary(run)
 
