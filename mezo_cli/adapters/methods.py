@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mezo_cli.adapters.base import PeftMethod, head_modules
-from mezo_cli.config.adapters import BiasConfig, LoraConfig, ScalesConfig
+from mezo_cli.adapters.settings import BiasConfig, LoraConfig, ScalesConfig
 from mezo_cli.errors import UserError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from mezo_cli.adapters.base import PeftMethod
-from mezo_cli.config.adapters import PrefixConfig
+from mezo_cli.adapters.settings import PrefixConfig
 from mezo_cli.errors import UserError
 from mezo_cli.models import LoadedModel
 

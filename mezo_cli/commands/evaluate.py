@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mezo_cli.commands.open_run import Opened, open_run
-from mezo_cli.config.objectives import describe_change
 from mezo_cli.config.schema import Config, Splits, data_dir
 from mezo_cli.config.stored import REWARD, check_given_again, split_own_code, with_own_code
 from mezo_cli.console import (
@@ -25,6 +24,7 @@ from mezo_cli.console import (
 from mezo_cli.distributed.ranks import in_turn, joined
 from mezo_cli.errors import UserError, did_you_mean, join
 from mezo_cli.process.signals import import_torch
+from mezo_cli.rewards.spec import describe_change
 from mezo_cli.runs import checkpoints
 from mezo_cli.runs.run import is_sweep
 

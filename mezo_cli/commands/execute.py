@@ -33,15 +33,15 @@ def execute(run: Run, config: Config, console: Console, prepare: Callable[[], No
             prepare()
         run.update(**own_code_used(config))  # `mezo resume` asks for the code
         import_torch()
-        from mezo_cli.training import loop, micro_batch, precision, rate  # they import torch
+        from mezo_cli.training import auto, loop, precision  # they import torch
 
         before = 0.0
         if config.model.compute_dtype is None:
             config = precision.with_compute_dtype(config, run)
         if config.picks_micro_batch:
-            config = micro_batch.with_chosen_micro_batch(config, run)
+            config = auto.with_chosen_micro_batch(config, run)
         if config.optimizer.picks_rate:
-            config, before = rate.with_chosen_rate(config, run)
+            config, before = auto.with_chosen_rate(config, run)
         summary = loop.train(config, run, console, before)
         if run.writes:
             _log_results(run, summary, config)

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.config.objectives import NO_REWARD, reward_spec
 from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import check_server_given
 from mezo_cli.errors import UserError
 from mezo_cli.process.signals import import_torch
+from mezo_cli.rewards.spec import NO_REWARD, reward_spec
 
 
 def check_new_run(config: Config) -> None:

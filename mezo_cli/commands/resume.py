@@ -6,7 +6,6 @@ from typing import Any
 
 from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_reward
-from mezo_cli.config.objectives import describe_change
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import (
     OwnCode,
@@ -21,6 +20,7 @@ from mezo_cli.console import announce, print_line, relative_path, training_outpu
 from mezo_cli.distributed.launch import check_command
 from mezo_cli.distributed.ranks import Ranks, joined
 from mezo_cli.errors import UserError, did_you_mean, join
+from mezo_cli.rewards.spec import describe_change
 from mezo_cli.runs.recovery import change_config
 from mezo_cli.runs.run import ENDS, SWEEP, Run, is_sweep
 

@@ -13,9 +13,17 @@ from mezo_cli.console import announce, json_at_end, log, print_line, relative_pa
 from mezo_cli.errors import UserError
 from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run
 from mezo_cli.sweep import jobs
-from mezo_cli.sweep import record as records
 from mezo_cli.sweep.jobs import job_status
-from mezo_cli.sweep.plan import CONFIG_DIR, SweepPlan, describe_job, plan_again, plan_sweep
+from mezo_cli.sweep.plan import (
+    CONFIG_DIR,
+    SweepPlan,
+    SweepRecord,
+    describe_job,
+    new_record,
+    plan_again,
+    plan_sweep,
+    read_record,
+)
 
 PRELOADED = "mezo_cli.commands.preload"  # by the process that jobs are forked from
 
@@ -53,7 +61,7 @@ def resume(
 
     `overrides`: what its record does not keep: the launcher, and what is the user's own code.
     """
-    folder, record = folder.absolute(), records.read(folder)
+    folder, record = folder.absolute(), read_record(folder)
     for text in split_own_code(overrides)[0]:
         if not text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "++hydra.launcher.")):
             launcher = "the launcher (hydra/launcher=..., hydra.launcher.KEY=...)"
@@ -68,14 +76,14 @@ def resume(
         return _run(plan, record, at_once, False, quiet)
 
 
-def _make_record(plan: SweepPlan) -> records.SweepRecord:
+def _make_record(plan: SweepPlan) -> SweepRecord:
     folder, jobs_by_path = plan.directory, {job.directory: list(job.overrides) for job in plan.jobs}
     if (folder / STUDY).is_file():
         raise UserError(f"{folder} contains a search of `mezo tune`; continue with: mezo resume {folder}")
     if not (folder / SWEEP).is_file():
-        record = records.new(jobs_by_path, folder, plan.user_code)
+        record = new_record(jobs_by_path, folder, plan.user_code)
     else:
-        record = records.read(folder)
+        record = read_record(folder)
         before, now = [job.overrides for job in record.jobs], [*jobs_by_path.values()]
         if before != now:
             added = next((" ".join(texts) for texts in now if texts not in before), None)
@@ -109,7 +117,7 @@ def check_given_again(folder: Path, needed: Sequence[str], user_code: OwnCode, c
     return None if config_dir is None else str(Path(config_dir).expanduser().absolute())
 
 
-def _run(plan: SweepPlan, record: records.SweepRecord, at_once: int, prints: bool, quiet: bool) -> int:
+def _run(plan: SweepPlan, record: SweepRecord, at_once: int, prints: bool, quiet: bool) -> int:
     here = not prints and plan.launcher == "basic"
     if at_once > 1 and not here:
         how = "--print runs nothing" if prints else f"hydra/launcher={plan.launcher} has a setting of its own"

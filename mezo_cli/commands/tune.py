@@ -27,9 +27,8 @@ from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run
 from mezo_cli.runs.scores import MARK, picked_start
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep.plan import SweepPlan, plan_sweep
-from mezo_cli.sweep.ranges import NAME, Range, open_study, parse_ranges
-from mezo_cli.training import verdict as results
-from mezo_cli.training.verdict import DIVERGED
+from mezo_cli.sweep.search import NAME, Range, open_study, parse_ranges, trained_evaluations, value_of
+from mezo_cli.training.divergence import DIVERGED
 
 if TYPE_CHECKING:
     import optuna
@@ -203,25 +202,25 @@ class _Search:
         if jobs.job_status(job.directory) == "missing":
             return False
         reported = self._study.trials[trial.number].intermediate_values
-        for step, evaluation in results.trained_evaluations(Run(job.directory), job.config.steps).items():
+        for step, evaluation in trained_evaluations(Run(job.directory), job.config.steps).items():
             if step not in reported:
-                trial.report(results.value_of(evaluation, job.config), step)
+                trial.report(value_of(evaluation, job.config), step)
         return trial.should_prune()
 
     def _result(self, job: compose.Job) -> tuple[str, float | None, str]:
         """Return the state of a trial that has ended, its value for the study, and both in words."""
         config, run, status = job.config, Run(job.directory), jobs.job_status(job.directory)
-        end = results.end_of(run) if status not in ("missing", "damaged") else status
-        if end == DIVERGED:
+        ended = run.read_summary() if status == "finished" else run.info() if status == "failed" else {}
+        if ended.get("verdict") == DIVERGED:
             return "COMPLETE", -self._order * math.inf, "diverged, which counts as the worst result"
-        lines = results.trained_evaluations(run, config.steps).values() if end in ("finished", "pruned") else ()
+        lines = trained_evaluations(run, config.steps).values() if status in ("finished", "pruned") else ()
         if not lines:
             raise UserError(why_not_finished(run.path))
-        if end == "pruned":
+        if status == "pruned":
             return "PRUNED", None, f"pruned at step {run.info()['stopped']['step']} of {config.steps}"
         best = min(lines, key=config.rank)
         mark = f" {MARK}" if picked_start(run.read_summary()) else ""
-        return "COMPLETE", results.value_of(best, config), f"score {best[config.chosen_metric]:.4f}{mark}"
+        return "COMPLETE", value_of(best, config), f"score {best[config.chosen_metric]:.4f}{mark}"
 
     def _conclude(self) -> int:
         ends = {trial.number: jobs.job_status(self.folder / str(trial.number)) for trial in self._trials()}

@@ -13,7 +13,7 @@ from mezo_cli.commands.evaluate import open_with_own
 from mezo_cli.commands.open_run import Opened
 from mezo_cli.config.schema import Splits
 from mezo_cli.console import console_logging, make_console, print_line
-from mezo_cli.errors import UserError, join
+from mezo_cli.errors import join
 from mezo_cli.process.signals import import_torch
 from mezo_cli.process.versions import describe_arithmetic
 
@@ -57,25 +57,21 @@ def _checks(opened: Opened) -> Iterator[Check]:
 
     run, config = opened.run, opened.config
     summary, info = run.read_summary(), run.info()
-    step, recorded = summary["best"]["step"], info.get("weights") or {}
-    if "best" not in recorded:
-        raise UserError(f"{run.path}: run.json has no sha256 of the weights: an earlier version trained it")
-    steps = {"weights": step} | ({"last": summary["steps"]} if "last" in recorded else {})
+    step, last, recorded = summary["best"]["step"], summary["steps"], info["weights"]
     seen: list[Splits] = []
     load = partial(opened_at, config, run, None if config.optimizer.replayable else "best")
     prepared = prepare(config, load, seen.append, trains=True)
     with prepared.session as session:
         same, fingerprint = seen[0].fingerprint == info["data_fingerprint"], info["data_fingerprint"][:12]
         yield same, "data", f"rows of sha256 {seen[0].fingerprint[:12]}, {_recorded(fingerprint, same)}"
-        replay = restore.replayed(session, run, steps.values())
+        replay = restore.replayed(session, run, [step, last])
         if config.optimizer.replayable:
             next(replay)
         found = models.fingerprint(session.loaded.model)
         yield _compare_weights("weights", step, found, recorded["best"])
         here = describe_arithmetic(session.loaded.device, config.model.computes_in)
-        there = info.get("arithmetic") or {}
-        parts = [there] if isinstance(there, dict) else there  # each from a step on
-        others = [name for name, value in here.items() if any(part.get(name) != value for part in parts)]
+        there = info["arithmetic"]  # each from a step on
+        others = [name for name, value in here.items() if any(part.get(name) != value for part in there)]
         rule = f"{LOOSE}: other {join(others)}" if others else "exact"
         for split in ("dev", "test"):
             if split in prepared.rows:
@@ -88,12 +84,8 @@ def _checks(opened: Opened) -> Iterator[Check]:
             return
         for _ in replay:
             found = models.fingerprint(session.loaded.model)
-    replayed = f"{max(steps.values())} of {summary['steps']} steps replayed"
-    if "last" not in recorded:
-        yield None, "last", f"not recorded: an earlier version trained it; {replayed}"
-        return
-    same, what, figures = _compare_weights("last", steps["last"], found, recorded["last"])
-    yield same, what, f"{figures}; {replayed}"
+    same, what, figures = _compare_weights("last", last, found, recorded["last"])
+    yield same, what, f"{figures}; {last} of {last} steps replayed"
 
 
 def _compare_weights(what: str, step: int, found: str, recorded: Mapping[str, Any]) -> Check:

@@ -112,7 +112,8 @@ def config_of(node: DictConfig, overrides: Sequence[Override] = (), tolerated: C
         raise _explained(error) from error
     overridden = {override.name for override in overrides}
     config = build(plain, overridden - set(tolerated))
-    _check_order(node, config, overridden)
+    if "task.labels" in overridden and not config.task.reordered():
+        _check_order(node, config, overridden)
     for override in overrides:
         other = INSTEAD.get(override.name)
         if other is not None and getattr(config, other):
@@ -147,8 +148,8 @@ def begin(node: DictConfig, overrides: Sequence[Override]) -> dict[str, Any]:
 
 def _check_order(node: DictConfig, config: Config, overridden: Collection[str]) -> None:
     """Refuse `task.labels` in another order than its file has, without the lists beside it that go by it."""
-    sources = node.hydra.runtime.config_sources if "task.labels" in overridden and not config.task.reordered() else ()
-    files = (Path(source.path, "task", f"{node.hydra.runtime.choices.task}.yaml") for source in sources)
+    runtime = node.hydra.runtime
+    files = (Path(source.path, "task", f"{runtime.choices.task}.yaml") for source in runtime.config_sources)
     before = next((OmegaConf.select(OmegaConf.load(file), "labels") for file in files if file.is_file()), None) or []
     if {*before} == {*config.task.labels} and before != config.task.labels:
         lists = config.task.lists(config.objective.per_label).items()

@@ -99,14 +99,14 @@ OPTIMIZERS = Registry(
 )
 OBJECTIVES = Registry(
     "objective",
-    _of("config.objectives", mlm="MlmConfig", cls="ClsConfig", lm="LmConfig")
-    | _of("config.objectives", choice="ChoiceConfig", generate="GenerateConfig"),
+    _of("objectives.settings", mlm="MlmConfig", cls="ClsConfig", lm="LmConfig")
+    | _of("objectives.settings", choice="ChoiceConfig", generate="GenerateConfig"),
     "mezo.objectives",
 )
 PEFT = Registry(
     "peft",
-    _of("config.adapters", none="WholeModelConfig", lora="LoraConfig", prefix="PrefixConfig")
-    | _of("config.adapters", head="HeadConfig", bias="BiasConfig", scales="ScalesConfig"),
+    _of("adapters.settings", none="WholeModelConfig", lora="LoraConfig", prefix="PrefixConfig")
+    | _of("adapters.settings", head="HeadConfig", bias="BiasConfig", scales="ScalesConfig"),
     "mezo.peft",
 )
 SOURCES = Registry("data", _of("config.schema", hub="DataConfig", files="FilesConfig", demo="DataConfig"))

@@ -87,13 +87,11 @@ def check_installed(loggers: Iterable[str] = (), quantize: str = "none") -> None
 
 def check_rules(config: Config) -> None:
     """Raise the first conflict, as a line with the key, its value, and why it does not go with the others."""
-    rules = (
-        _task(config),
-        config.objective.conflicts(config),
-        config.optimizer.conflicts(),
-        config.peft.conflicts(config),
-    )
-    for key, why in chain(*rules, _objective(config), _training(config), _streaming(config), _engine(config)):
+    rules = [_task(config), config.objective.conflicts(config), config.optimizer.conflicts()]
+    rules += [config.peft.conflicts(config), _objective(config), _training(config)]
+    rules += [_streaming(config)] if config.model.stream else []
+    rules += [_engine(config)] if config.engine.name != "none" else []
+    for key, why in chain(*rules):
         value: Any = reduce(getattr, key.split("."), config)
         if value in (None, MISSING):
             raise SettingError(key, f"{key} is not set: {why}")
@@ -227,8 +225,6 @@ def _training(config: Config) -> Conflicts:
 def _streaming(config: Config) -> Conflicts:
     """Reject what would read the layers once per token, write them, or hold them in memory."""
     model, optimizer = config.model, config.optimizer
-    if not model.stream:
-        return
     if config.peft.name in ("none", "prefix"):
         others = join(name for name in PEFT.names if name not in ("none", "prefix"))
         yield "peft", f"with model.stream=true the base is only read; use one of peft={others}"
@@ -246,8 +242,6 @@ def _streaming(config: Config) -> Conflicts:
 def _engine(config: Config) -> Conflicts:
     """Reject what an engine does not compute: it takes prompts, and follows a LoRA, or updates that are sums of c z."""
     engine, optimizer, peft = config.engine, config.optimizer, config.peft.name
-    if engine.name == "none":
-        return
     if config.objective.name not in ENGINE_OBJECTIVES.names:
         objectives = join(f"objective={name}" for name in ENGINE_OBJECTIVES.names)
         yield "engine", f"objective={config.objective.name} has no engine, only {objectives} have one"

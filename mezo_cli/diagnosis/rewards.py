@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.data.batch_sampler import make_sampler
 from mezo_cli.diagnosis.findings import NOTE, OK, Deadline, Section, count, percent
 from mezo_cli.objectives.generation import Generation
+from mezo_cli.objectives.settings import GenerateConfig
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.session.prepare import Prepared
 

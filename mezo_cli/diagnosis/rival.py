@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import torch
 
-from mezo_cli.config.adapters import LoraConfig
+from mezo_cli.adapters.settings import LoraConfig
 from mezo_cli.config.base import SettingError
 from mezo_cli.config.optimizers import AdamWConfig
 from mezo_cli.config.schema import Config

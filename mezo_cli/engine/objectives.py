@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.engine.engine import Engine
 from mezo_cli.engine.members import Members
 from mezo_cli.objectives.choice import Choice
@@ -16,6 +15,7 @@ from mezo_cli.objectives.decoder import CandidateScorer, Lm, sum_of_candidates
 from mezo_cli.objectives.decoding import Completion, CompletionText, Sampling
 from mezo_cli.objectives.generation import Generation
 from mezo_cli.objectives.scoring import in_float64
+from mezo_cli.objectives.settings import GenerateConfig
 from mezo_cli.tasks.generate import PromptRow
 
 SCORED = 16  # tokens of a row whose scores are compared with the model's own

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.config.objectives import ChoiceConfig
 from mezo_cli.config.schema import Config
 from mezo_cli.models import CAUSAL_LM, LoadedModel
 from mezo_cli.objectives.base import Measured, Objective, Records
@@ -24,6 +23,7 @@ from mezo_cli.objectives.collate import Arrays, Batch
 from mezo_cli.objectives.decoder import CandidateScorer, Row, plain_log_probs
 from mezo_cli.objectives.prediction import ChosenCandidate
 from mezo_cli.objectives.scoring import Evaluation, cross_entropy_of_rows, mean_of
+from mezo_cli.objectives.settings import ChoiceConfig
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.tasks.choice import ChoiceEncoder, ChoiceRow
 

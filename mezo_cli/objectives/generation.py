@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mezo_cli.config.objectives import NO_REWARD, GenerateConfig, RewardSpec, parse_reward, reward_spec
 from mezo_cli.config.schema import Config
 from mezo_cli.distributed.ranks import ALONE, Ranks
 from mezo_cli.errors import UserError
@@ -33,10 +32,12 @@ from mezo_cli.objectives.collate import Batch, to_device
 from mezo_cli.objectives.decoding import Completion, Decoder, Sampling
 from mezo_cli.objectives.prediction import CompletedPrompt
 from mezo_cli.objectives.scoring import Evaluation, mean_of
+from mezo_cli.objectives.settings import GenerateConfig
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.members import Population
 from mezo_cli.perturb.plan import Perturbation
 from mezo_cli.rewards.scoring import Reward
+from mezo_cli.rewards.spec import NO_REWARD, RewardSpec, parse_reward, reward_spec
 from mezo_cli.tasks.generate import GenerateEncoder, PromptRow
 
 log = logging.getLogger("mezo")

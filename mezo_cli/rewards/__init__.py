@@ -1,4 +1,4 @@
 """Rewards of completions: built-in ones, functions of the user's own, and the worker process that calls them.
 
-`config.objectives` reads `objective.reward`, and `scoring.Reward` opens what it says.
+`spec` says what `objective.reward` stands for, and `scoring.Reward` opens what it says.
 """

@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from mezo_cli.config.objectives import RewardSpec
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.rewards import worker
+from mezo_cli.rewards.spec import RewardSpec
 from mezo_cli.rewards.worker import REWARD, Batch, RewardError, Scores, Worker
 
 OF_ROW = ("rows", "prompts", "golds")  # of a batch: what belongs to a row, whatever was said

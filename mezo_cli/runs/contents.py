@@ -53,7 +53,7 @@ class RunInfo(Stored):
     scored_by: str | None = None
     label_words: list[str] | None = None
     device: str | None = None
-    arithmetic: list[dict[str, str | int]] | dict[str, str] | None = None  # from which step on; a dict: before 1.0
+    arithmetic: list[dict[str, str | int]] | None = None  # and from which step on
     trainable: Trainable | None = None
     model_revision: str | None = None
     data_revision: str | None = None

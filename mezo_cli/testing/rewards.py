@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mezo_cli.config.objectives import parse_reward
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.errors import UserError
 from mezo_cli.rewards.scoring import Reward, RewardBatch
+from mezo_cli.rewards.spec import parse_reward
 
 UNUSUAL = ["", " ", "\n", "0" * 5000, "((((" * 2000, "</answer><answer>", "\\boxed{", "#### "]
 UNUSUAL += ["\u2212\u00e9\U0001f600\x00"]

@@ -10,8 +10,8 @@ from mezo_cli.console import log
 from mezo_cli.errors import RunFailed
 from mezo_cli.optim import StepResult, not_finite
 from mezo_cli.runs import Run
-from mezo_cli.training.verdict import DIVERGED
 
+DIVERGED = "diverged"  # the verdict
 WINDOW = 10  # logged losses whose means are compared
 FACTOR, FLOOR = 3.0, 0.1
 

@@ -14,10 +14,9 @@ from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.runs.scores import format_score
 from mezo_cli.session.prepare import check_same_weights
 from mezo_cli.session.session import Session, not_finite_at_start
-from mezo_cli.training.divergence import lower_rate
+from mezo_cli.training.divergence import DIVERGED, lower_rate
 from mezo_cli.training.forgetting import Forgetting
 from mezo_cli.training.run_log import RunLog
-from mezo_cli.training.verdict import DIVERGED
 
 TEST_BEFORE = "test_before"  # the split of the evaluation on test before training, in metrics.jsonl: it is no result
 UNTRAINED, LAST_DEV = "untrained.json", "last_dev.json"
@@ -79,7 +78,8 @@ class Evaluations:
                 evaluation = evaluation.with_details(self._forgetting.measure(session))
             self._latest = step, evaluation
             self.add({step: evaluation.line()})
-            self._warn_if_worse(evaluation)
+            if step and not self._was_told:
+                self._warn_if_worse(evaluation)
         if evaluation is None and not save_due:
             return
         run_log.sync()
@@ -108,9 +108,7 @@ class Evaluations:
     def _warn_if_worse(self, evaluation: Evaluation) -> None:
         """Say once that the loss on dev is above that of the untrained model, beyond its interval."""
         run_log, before = self.run_log, self.dev.get(0, {}).get("loss", math.inf)
-        if self._was_told or evaluation.loss <= before:
-            return
-        if evaluation.summary()["intervals"].get("loss", (-math.inf,))[0] > before:
+        if evaluation.loss > before and evaluation.summary()["intervals"].get("loss", (-math.inf,))[0] > before:
             self._was_told = True
             what = f"the loss on dev, {evaluation.loss:.4g}, is above that before training, {before:.4g}"
             advice = lower_rate(run_log.config, run_log.run)

@@ -1,11 +1,15 @@
-"""End a run: evaluate the best step, compare it with the untrained model, write predictions.jsonl and summary.json."""
+"""End a run: evaluate the best step, compare it with the untrained model, write predictions.jsonl and summary.json.
+
+The verdict says whether the picked step is better than the untrained model, by the interval of their difference. It
+follows from the files of a run, so a resumed run has that of a run that was never stopped.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.rates import advise
-from mezo_cli.config.schema import Example
+from mezo_cli.config.schema import Config, Example
 from mezo_cli.console import ProgressReporter, log
 from mezo_cli.errors import RunStopped
 from mezo_cli.models import fingerprint
@@ -13,11 +17,14 @@ from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.process.memory import peak_memory
 from mezo_cli.runs import BEFORE_TRAINING, trajectory
-from mezo_cli.runs.scores import format_score, without_texts
+from mezo_cli.runs.scores import format_difference, format_score, without_texts
 from mezo_cli.session.session import Session
-from mezo_cli.training.divergence import Divergence
+from mezo_cli.training.divergence import DIVERGED, Divergence
 from mezo_cli.training.evaluations import Evaluations
-from mezo_cli.training.verdict import DIVERGED, NOT_COMPARED, NOT_IMPROVED, WITHIN_NOISE, judge_difference
+
+IMPROVED, WITHIN_NOISE, WORSE = "improved", "within_noise", "worse"
+NOT_IMPROVED, NOT_COMPARED = "not_improved", "not_compared"
+LEAST_ROWS = 10  # of a comparison
 
 
 def stop_early(reason: str, session: Session, scores: Evaluations, progress: ProgressReporter) -> None:
@@ -146,6 +153,44 @@ def _verdict(
         difference = after.summary(untrained["dev"])
     before, now = (evaluation.scores()[config.chosen_metric] for evaluation in (untrained[split], after))
     return judge_difference(config, split, step, len(scores.rows[split]), (before, now), difference, repeatable)
+
+
+def judge_difference(
+    config: Config,
+    split: str,
+    step: int,
+    rows: int,
+    values: tuple[float, float],
+    difference: Mapping[str, Any],
+    repeatable: bool = True,
+) -> tuple[str, str]:
+    """Return the verdict on weights that nothing about the rows compared has picked, and the figures behind it.
+
+    Args:
+        config: of the run.
+        split: of the rows: test, at the picked step; or dev, at the last evaluation.
+        step: of the weights, later than 0.
+        rows: their number.
+        values: the metric of the untrained model, and of these weights.
+        difference: of the two by metric, with `intervals` (`Evaluation.summary`).
+        repeatable: whether the reward gave the same numbers when it was called again.
+    """
+    metric = config.chosen_metric
+    if rows < LEAST_ROWS:
+        return NOT_COMPARED, f"{split} has {rows} rows, and a comparison needs {LEAST_ROWS}"
+    interval = difference["intervals"].get(metric)
+    if interval is None:
+        return NOT_COMPARED, f"the objective gives no interval of {metric}"
+    improved = all(config.better(metric, end, 0.0) for end in interval)
+    worse = all(config.better(metric, 0.0, end) for end in interval)
+    before, after = (format_score(metric, value, "%") for value in values)
+    change = format_difference(metric, difference)
+    text = f"{split} {metric} {before} before training, {after} at step {step}: {change}"
+    if improved and not repeatable:
+        return WITHIN_NOISE, f"{text}, but the reward gave other numbers when it was called again"
+    if improved or worse:
+        return IMPROVED if improved else WORSE, text
+    return WITHIN_NOISE, f"{text}, which has 0 in it"
 
 
 def _standstill(session: Session, scores: Evaluations, untrained: Mapping[str, Evaluation]) -> str:

@@ -9,10 +9,10 @@ memory too.
 import torch
 from torch import Tensor
 
-from mezo_cli.config.objectives import GenerateConfig
 from mezo_cli.config.schema import Config
 from mezo_cli.console import log
 from mezo_cli.objectives.generation import Generation
+from mezo_cli.objectives.settings import GenerateConfig
 from mezo_cli.perturb.params import Params
 from mezo_cli.session.session import Session
 from mezo_cli.tasks.generate import PromptRow

@@ -225,8 +225,7 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
 
 def _arithmetic(run: Run, resumed: int | None, here: dict[str, str]) -> list[dict[str, Any]]:
     """Return what the forwards are computed with, from which step on: another machine may go on with a run."""
-    before = run.info().get("arithmetic") or [] if resumed else []
-    earlier = [{"from_step": 0, **before}] if isinstance(before, dict) else list(before)  # as earlier versions wrote it
+    earlier = list(run.info().get("arithmetic") or []) if resumed else []
     if earlier and {**earlier[-1], **here} == earlier[-1]:
         return earlier
     return [*earlier, {"from_step": resumed or 0, **here}]

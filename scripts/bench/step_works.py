@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from mezo_cli.adapters.adapter import attach
-from mezo_cli.config.adapters import LoraConfig
+from mezo_cli.adapters.settings import LoraConfig
 from mezo_cli.config.schema import Config, ModelConfig, ObjectiveConfig, TokenizedExample
 from mezo_cli.models import MASKED_LM, LoadedModel
 from mezo_cli.objectives.collate import Batch, collate

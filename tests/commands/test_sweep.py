@@ -19,7 +19,7 @@ from mezo_cli import runs
 from mezo_cli.config import overrides
 from mezo_cli.runs import Run
 from mezo_cli.sweep import jobs
-from mezo_cli.sweep import record as sweep_record
+from mezo_cli.sweep.plan import read_record
 from tests import tiny
 from tests.command_line import HANGS, Result, environment, error_line, mezo, ok, process, small, start
 
@@ -299,7 +299,7 @@ def test_a_launcher_runs_the_command_of_each_job(launcher: str, roberta: Path, m
     assert said.err.splitlines()[-1].startswith("failed: job 2 (optimizer.lr=1e+30): ")
     assert "1 of 2 jobs finished" in said.out
     assert statuses(tmp_path / "sweep") == {"0": "finished", "1": "failed"}
-    assert [job.overrides[-1] for job in sweep_record.read(tmp_path / "sweep").jobs] == [
+    assert [job.overrides[-1] for job in read_record(tmp_path / "sweep").jobs] == [
         "optimizer.lr=0.01",
         "optimizer.lr=1e+30",
     ]

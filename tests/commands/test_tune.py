@@ -12,7 +12,7 @@ import pytest
 
 from mezo_cli import runs
 from mezo_cli.config.compose import build_config
-from mezo_cli.training.verdict import trained_evaluations, value_of
+from mezo_cli.sweep.search import trained_evaluations, value_of
 from tests.command_line import HANGS, Result, error_line, mezo, ok, small, start
 from tests.commands.test_sweep import wait_until_it_trains
 

@@ -18,7 +18,7 @@ from mezo_cli.process.streams import logs_without_credentials
 from mezo_cli.runs import Run
 from mezo_cli.runs.jsonl import add_checksum, write_object
 from mezo_cli.session.restore import find_step
-from mezo_cli.sweep import record
+from mezo_cli.sweep.plan import new_record
 from tests.command_line import Result, error_line, mezo, ok, process, small
 from tests.report.run_directories import make_run
 
@@ -256,7 +256,7 @@ def test_the_command_line_in_run_json_and_sweep_json(monkeypatch: pytest.MonkeyP
     argv = ["mezo", "train", f"logger.project={URL}"]
     monkeypatch.setattr(sys, "argv", argv)
     info = Run.create(tmp_path / "run", "", argv).info()
-    for stored in (info["argv"], record.new({Path("0"): []}, Path(), []).argv):
+    for stored in (info["argv"], new_record({Path("0"): []}, Path(), []).argv):
         assert stored == [*argv[:2], "logger.project=http://127.0.0.1:9"]
 
 

@@ -14,8 +14,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from mezo_cli.adapters.settings import BiasConfig, LoraConfig
 from mezo_cli.config import compose
-from mezo_cli.config.adapters import BiasConfig, LoraConfig
 from mezo_cli.config.choices import CONF, find_choices
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.explain import key_owners, key_schema, readers, validate

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from mezo_cli.config.base import SettingError
-from mezo_cli.config.objectives import describe_change, parse_reward
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.rewards.built_in import answer_number, find_expression, value_of
 from mezo_cli.rewards.scoring import Reward
+from mezo_cli.rewards.spec import describe_change, parse_reward
 from mezo_cli.testing import rewards
 from tests.test_extending import installed
 

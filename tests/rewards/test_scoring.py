@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mezo_cli.config.objectives import parse_reward
 from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.rewards import worker
 from mezo_cli.rewards.scoring import Reward, RewardBatch
+from mezo_cli.rewards.spec import parse_reward
 from tests.command_line import environment
 
 Write = Callable[..., str]
@@ -277,7 +277,7 @@ def test_the_check_refuses_a_reward_that_fails_on_every_row_and_sees_one_that_di
 PARENT = """
 import sys
 from mezo_cli.rewards.scoring import Reward
-from mezo_cli.config.objectives import parse_reward
+from mezo_cli.rewards.spec import parse_reward
 with Reward(parse_reward(sys.argv[1]), timeout=60) as reward:
     names = ("completions", "prompts", "locations")
     reward.score({"rows": [{}], "golds": [[]], "seed": [0], **dict.fromkeys(names, ["a"])})

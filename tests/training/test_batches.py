@@ -21,7 +21,7 @@ from mezo_cli.perturb.noise import Direction
 from mezo_cli.runs import Run
 from mezo_cli.session.prepare import Prepared
 from mezo_cli.session.session import Session
-from mezo_cli.training import micro_batch
+from mezo_cli.training import auto
 from tests.command_line import Train, error_line, mezo, small
 from tests.optim.test_mezo import SENTENCES, ready
 
@@ -240,7 +240,7 @@ def test_auto_takes_the_most_rows_that_stay_below_what_is_free(
     free: int, ranks: list[str], chosen: int, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fake process has 1,000 bytes and takes 60 per row of a forward; the run is one with the number given."""
-    tried, take = [0], micro_batch.trial
+    tried, take = [0], auto.trial
 
     def trial(prepared: Prepared) -> Callable[[int], None]:
         take_rows = take(prepared)
@@ -251,24 +251,24 @@ def test_auto_takes_the_most_rows_that_stay_below_what_is_free(
 
         return counted
 
-    monkeypatch.setattr(micro_batch, "trial", trial)
-    monkeypatch.setattr(micro_batch, "reset_peak_memory", lambda: None)
-    monkeypatch.setattr(micro_batch, "peak_memory", lambda device: 1000 + 60 * tried[-1])
-    monkeypatch.setattr(micro_batch, "free_memory", lambda: free)
+    monkeypatch.setattr(auto, "trial", trial)
+    monkeypatch.setattr(auto, "reset_peak_memory", lambda: None)
+    monkeypatch.setattr(auto, "peak_memory", lambda device: 1000 + 60 * tried[-1])
+    monkeypatch.setattr(auto, "free_memory", lambda: free)
     if len(ranks) > 1:
         others = SimpleNamespace(size=len(ranks), split="", exchange=lambda size: ranks)
-        monkeypatch.setattr(micro_batch, "current", lambda: others)
+        monkeypatch.setattr(auto, "current", lambda: others)
     words = ["steps=3", "batch_size=8", "eval_batch_size=8", "peft=lora"]
-    auto = Run(tmp_path / "auto")
-    assert train(auto.path, *words, "micro_batch_size=auto").code == 0
-    assert yaml.safe_load((auto.path / "config.yaml").read_text())["micro_batch_size"] == chosen
-    assert auto.info()["changes"][-1]["after"] == {"micro_batch_size": chosen}
+    found = Run(tmp_path / "auto")
+    assert train(found.path, *words, "micro_batch_size=auto").code == 0
+    assert yaml.safe_load((found.path / "config.yaml").read_text())["micro_batch_size"] == chosen
+    assert found.info()["changes"][-1]["after"] == {"micro_batch_size": chosen}
     count = len(tried)
-    assert mezo("resume", auto.path, "steps=4").code == 0
+    assert mezo("resume", found.path, "steps=4").code == 0
     assert len(tried) == count
     given = Run(tmp_path / "given")
     assert train(given.path, *words, "steps=4", f"micro_batch_size={chosen}").code == 0
-    assert auto.trajectory.read_bytes() == given.trajectory.read_bytes()
+    assert found.trajectory.read_bytes() == given.trajectory.read_bytes()
 
 
 def test_auto_halves_the_rows_that_a_device_has_no_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,13 +277,13 @@ def test_auto_halves_the_rows_that_a_device_has_no_memory_for(monkeypatch: pytes
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     def chosen(room: int) -> int | str | None:
-        monkeypatch.setattr(micro_batch, "trial", lambda _: partial(take, room))
+        monkeypatch.setattr(auto, "trial", lambda _: partial(take, room))
         config = build_config(["model=demo", "data=demo", "micro_batch_size=auto"])
-        return micro_batch.with_chosen_micro_batch(config, SimpleNamespace(writes=False)).micro_batch_size  # type: ignore[arg-type]
+        return auto.with_chosen_micro_batch(config, SimpleNamespace(writes=False)).micro_batch_size  # type: ignore[arg-type]
 
     session = SimpleNamespace(loaded=SimpleNamespace(device=torch.device("cuda")), forward=SimpleNamespace())
     prepared = nullcontext(SimpleNamespace(session=session, rows={"train": range(30)}))
-    monkeypatch.setattr(micro_batch, "prepare", lambda *_, **__: prepared)
+    monkeypatch.setattr(auto, "prepare", lambda *_, **__: prepared)
     assert [chosen(room) for room in (100, 5)] == [30, 4]
     with pytest.raises(UserError, match="micro_batch_size=auto: one row: out of memory: CUDA out of memory"):
         chosen(0)

@@ -10,7 +10,7 @@ import yaml
 from mezo_cli.config.rates import ROWS, advise, find_rate
 from mezo_cli.objectives.scoring import Evaluation, mean_of
 from mezo_cli.runs import Run
-from mezo_cli.training import rate
+from mezo_cli.training import auto
 from tests.command_line import error_line, mezo, small
 from tests.interruption import last_weights
 
@@ -50,15 +50,15 @@ def test_another_rate_must_be_better_beyond_chance() -> None:
     usual = torch.linspace(0.5, 0.9, 40)
     noise = 0.3 * torch.randn(40, generator=torch.Generator().manual_seed(0))
     lucky, lower, lowest = ended(usual - 0.02 + noise - noise.mean()), ended(usual - 0.02), ended(usual - 0.1)
-    assert rate.choose({1.0: lucky, 3.0: ended(usual), 9.0: None}, 3.0) == 3.0
-    assert rate.choose({1.0: lower, 3.0: ended(usual), 9.0: lowest}, 3.0) == 9.0
-    assert rate.choose({1.0: lower, 3.0: None, 9.0: lucky}, 3.0) == 1.0
+    assert auto.choose({1.0: lucky, 3.0: ended(usual), 9.0: None}, 3.0) == 3.0
+    assert auto.choose({1.0: lower, 3.0: ended(usual), 9.0: lowest}, 3.0) == 9.0
+    assert auto.choose({1.0: lower, 3.0: None, 9.0: lucky}, 3.0) == 1.0
 
 
 def test_a_race_that_was_stopped_begins_anew_and_a_run_has_one_race(
     roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    races, whole = [], rate.race
+    races, whole = [], auto.race
 
     def stop(prepared: object, lr: float, tick: object) -> float:
         races.append(lr)
@@ -66,7 +66,7 @@ def test_a_race_that_was_stopped_begins_anew_and_a_run_has_one_race(
             raise KeyboardInterrupt
         return whole(prepared, lr, tick)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rate, "race", stop)
+    monkeypatch.setattr(auto, "race", stop)
     assert mezo("train", *words(roberta, movies, tmp_path / "run", AUTO)).code != 0
     assert mezo("resume", tmp_path / "run").code == 0
     assert races[:3] == races[3:6]

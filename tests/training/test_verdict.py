@@ -1,6 +1,5 @@
 """From a run's scores to its verdict: the best step, divergence, and the result beside the untrained model's."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from mezo_cli.training.divergence import Divergence
-from mezo_cli.training.verdict import judge_difference
+from mezo_cli.training.finish import judge_difference
 from tests import tiny
 from tests.command_line import Train, error_line, mezo, ok, small
 from tests.interruption import interrupted_at
@@ -105,8 +104,7 @@ def test_the_verdict_is_the_side_of_zero_on_which_the_interval_lies(
 
 
 def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
+    return Run(run).read_summary()
 
 
 def flat(run: Path) -> list[tuple[str, str]]:

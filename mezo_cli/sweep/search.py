@@ -1,8 +1,8 @@
-"""What `mezo tune` searches over, ranges of keys (`KEY=LOW:HIGH` or those around the defaults); and Optuna's study."""
+"""A search of `mezo tune`: ranges of keys (`KEY=LOW:HIGH` or those around the defaults), study, values of trials."""
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,13 +11,14 @@ from mezo_cli.config.explain import key_schema
 from mezo_cli.config.schema import Config
 from mezo_cli.errors import UserError, install
 from mezo_cli.report.settings import OF_STEPS, matches
-from mezo_cli.runs.run import STUDY
+from mezo_cli.runs.run import STUDY, Run
 
 if TYPE_CHECKING:
     import optuna
 
 NAME = "mezo"  # of the study, and of its attribute that has what is searched
 DEFAULTS = ("lr", "eps")  # settings of the optimizer, searched from a tenth of their value to ten times it
+TIE = 1e-7  # of equal scores the one with the lower loss is better by less than two of these
 LOG_FROM = 10.0  # a range whose ends differ by this factor is searched by the logarithm
 
 
@@ -98,3 +99,23 @@ def open_study(folder: Path, order: int | None = None) -> "optuna.Study":
             return optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
     except Exception as error:  # whatever it finds in a file that is damaged
         raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def trained_evaluations(run: Run, steps: int) -> dict[int, dict[str, Any]]:
+    """Return step -> the line of an evaluation on dev of weights that the trial has trained: those after step 0.
+
+    Args:
+        run: the trial's run.
+        steps: of its config; 0 for a linear probe alone, which is trained at step 0.
+    """
+    return {line["step"]: line for line in run.evaluations("dev") if line["step"] or not steps}
+
+
+def value_of(line: Mapping[str, Any], config: Config) -> float:
+    """Return the one number by which evaluations are ordered; the loss decides between equal scores.
+
+    TIE is below the step of any score that is a fraction of fewer than 5 million rows: the loss decides only ties.
+    """
+    metric, loss = config.chosen_metric, float(line["loss"])
+    tie = 0.0 if metric == "loss" else TIE * loss / (1 + abs(loss))
+    return float(line[metric]) - config.order_of(metric) * tie
