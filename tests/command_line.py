@@ -20,8 +20,6 @@ HANGS = 3600.0  # seconds: only what hangs takes longer, on a machine with any l
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended."""
-
     code: int
     out: str
     err: str
@@ -46,6 +44,13 @@ def mezo(*words: object, run: Callable[..., Any] = cli.app) -> Result:
         signal.signal(signal.SIGTERM, on_term)
     assert isinstance(code, int)
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def ok(*words: object) -> Result:
+    """Run `mezo words...` in this process, check that its exit status is 0, and return how it ended."""
+    done = mezo(*words)
+    assert done.code == 0, done
+    return done
 
 
 def error_line(result: Result) -> str:
@@ -107,6 +112,5 @@ def finished_runs(home: Path, model: Path, data: Path, cases: Mapping[str, Seque
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")
         for name, words in cases.items():
-            done = mezo("train", *small(model, data, home / name, *words))
-            assert done.code == 0, done
+            ok("train", *small(model, data, home / name, *words))
     return home

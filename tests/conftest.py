@@ -122,49 +122,26 @@ def released_pages(spared: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(f"{module}.mapped_files", spared)
 
 
-@pytest.fixture(scope="session")
-def roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random RoBERTa with a tied decoder."""
-    from tests import tiny
+def tiny_model(name: str, make: str, **shape: Any) -> Any:
+    """Return a fixture: the folder of a tiny random model."""
 
-    return tiny.roberta(tmp_path_factory.mktemp("roberta"))
+    @pytest.fixture(scope="session", name=name)
+    def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        from tests import tiny
 
+        made: Path = getattr(tiny, make)(tmp_path_factory.mktemp(name), **shape)
+        return made
 
-@pytest.fixture(scope="session")
-def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a decoder of its own."""
-    from tests import tiny
-
-    return tiny.roberta(tmp_path_factory.mktemp("untied"), tied=False)
+    return model
 
 
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random BERT."""
-    from tests import tiny
-
-    return tiny.bert(tmp_path_factory.mktemp("bert"))
-
-
-@pytest.fixture(scope="session")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random GPT-2."""
-    from tests import tiny
-
-    return tiny.decoder(tmp_path_factory.mktemp("gpt2"))
-
-
-@pytest.fixture(scope="session")
-def opt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random OPT."""
-    from tests import tiny
-
-    return tiny.decoder(tmp_path_factory.mktemp("opt"), "opt")
+roberta, bert = tiny_model("roberta", "roberta"), tiny_model("bert", "bert")
+untied = tiny_model("untied", "roberta", tied=False)  # with a decoder of its own
+gpt2, opt = tiny_model("gpt2", "decoder"), tiny_model("opt", "decoder", kind="opt")
 
 
 @pytest.fixture
 def movies(tmp_path: Path) -> Path:
-    """A folder of small train, dev and test files."""
     from tests import tiny
 
     return tiny.movie_folder(tmp_path / "movies")

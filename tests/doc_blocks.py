@@ -66,7 +66,6 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        """Return whether tests/test_docs.py runs it."""
         return (self.is_shell or self.is_python) and not {"needs", "run by"} & set(self.markers)
 
     def commands(self) -> list[str]:

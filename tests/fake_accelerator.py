@@ -25,8 +25,7 @@ from transformers import AutoModelForCausalLM
 from mezo_cli import models
 from mezo_cli.objectives.decoding import Decoder, Sampling
 from tests import tiny
-from tests.device_cases import CASES, case_config, take_steps
-from tests.host_waits import HostWaits
+from tests.device_cases import CASES, HostWaits, case_config, take_steps
 
 _setup_privateuseone_for_python_backend("fakegpu")
 DEVICE = torch.device("fakegpu:0")
@@ -126,7 +125,6 @@ def complete_prompts(folder: Path) -> dict[str, Any]:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Run the cases and print a line for each."""
     for name in names:
         try:
             result = complete_prompts(folder) if name == "generation" else run_case(name, folder)

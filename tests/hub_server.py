@@ -235,12 +235,7 @@ def _entry(folder: Path, name: str) -> dict[str, object]:
     if path.is_dir():
         return {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
     data = path.read_bytes()
-    entry: dict[str, object] = {
-        "type": "file",
-        "path": name,
-        "oid": hashlib.sha1(data).hexdigest(),
-        "size": len(data),
-    }
+    entry: dict[str, object] = {"type": "file", "path": name, "oid": hashlib.sha1(data).hexdigest(), "size": len(data)}
     if name.endswith(LARGE):
         entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
     return entry

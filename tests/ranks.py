@@ -17,7 +17,6 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["tests.command_line", "mezo_cli.training.loop", "mezo_cli.config.compose", "torch.distributed", "transformers"]
 )
-TIMEOUT = HANGS
 
 
 def run_ranks(
@@ -27,32 +26,31 @@ def run_ranks(
 
     `prepare` is called in each rank first, with its number. It is a function of a module.
     """
-    port = free_port()
-    ranks = []
-    for rank, words in enumerate(words_of):
-        mine, theirs = _CONTEXT.Pipe(duplex=False)
-        variables = {"RANK": rank, "WORLD_SIZE": len(words_of), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        own = {**{name: str(value) for name, value in variables.items()}, "MEZO_EAGER": "1", **environment}
-        process = _CONTEXT.Process(target=_run, args=(theirs, [str(word) for word in words], own, prepare))
-        process.start()
-        theirs.close()
-        ranks.append((process, mine))
-    return [_result(process, mine) for process, mine in ranks]
+    started = _start(_run, [([str(word) for word in words], prepare) for words in words_of], environment)
+    return [_result(process, mine) for process, mine in started]
 
 
 def call_in_ranks(number: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Return what a function of a module returns in each of several processes with the variables of `torchrun`."""
-    port, results = free_port(), []
-    for rank in range(number):
+    started = _start(_call, [(function, args)] * number, {}, is_local=True)
+    return [_returned(process, mine) for process, mine in started]
+
+
+def _start(
+    target: Callable[..., None], args_of: Sequence[Any], environment: dict[str, str], is_local: bool = False
+) -> list[Any]:
+    """Start a process per rank; return each with the end of a pipe on which its result comes."""
+    common = {"WORLD_SIZE": len(args_of), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "MEZO_EAGER": 1}
+    started = []
+    for rank, args in enumerate(args_of):
         mine, theirs = _CONTEXT.Pipe(duplex=False)
-        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "MEZO_EAGER": 1}
-        own = {name: str(value) for name, value in variables.items()}
-        process = _CONTEXT.Process(target=_call, args=(theirs, own, function, args))
+        local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": len(args_of)} if is_local else {}
+        variables = {name: str(value) for name, value in {"RANK": rank, **local, **common, **environment}.items()}
+        process = _CONTEXT.Process(target=target, args=(theirs, variables, *args))
         process.start()
         theirs.close()
-        results.append((process, mine))
-    return [_returned(process, mine) for process, mine in results]
+        started.append((process, mine))
+    return started
 
 
 def _call(result: Connection, environment: dict[str, str], function: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -63,7 +61,7 @@ def _call(result: Connection, environment: dict[str, str], function: Callable[..
 def _returned(process: Any, result: Connection) -> Any:
     """Return what the function returned; EOFError if it raised."""
     value = result.recv()
-    process.join(TIMEOUT)
+    process.join(HANGS)
     return value
 
 
@@ -76,7 +74,7 @@ def free_port() -> int:
 
 
 def _run(
-    result: Connection, words: list[str], environment: dict[str, str], prepare: Callable[[int], None] | None
+    result: Connection, environment: dict[str, str], words: list[str], prepare: Callable[[int], None] | None
 ) -> None:
     os.environ.update(environment)
     if prepare is not None:
@@ -87,8 +85,8 @@ def _run(
 def _result(process: Any, result: Connection) -> Result:
     """Return how a rank ended; one that was killed has no output."""
     found: Result | None = None
-    if result.poll(TIMEOUT):
+    if result.poll(HANGS):
         with contextlib.suppress(EOFError):
             found = result.recv()
-    process.join(TIMEOUT)
+    process.join(HANGS)
     return found or Result(process.exitcode, "", "")

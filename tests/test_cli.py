@@ -13,7 +13,7 @@ import yaml
 from mezo_cli import cli
 from mezo_cli.config.explain import key_owners
 from mezo_cli.errors import UserError
-from tests.command_line import environment, error_line, mezo
+from tests.command_line import environment, error_line, mezo, ok
 from tests.report.run_directories import make_run
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path", "composing_all")
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path", "composing_all")
 
 def test_help_and_no_words_exit_0_and_name_the_commands() -> None:
     for words in (["--help"], ["-h"], []):
-        said = mezo(*words)
-        assert said.code == 0
+        said = ok(*words)
         assert all(name in said.out for name in ("train", "eval", "resume", "replay", "runs", "data", "env"))
     said = mezo("train", "--help").out
     keys = ["task", "objective", "model", "data", "optimizer", "peft", "steps", "batch_size", "eval_every", "seed"]
@@ -33,8 +32,7 @@ def test_help_and_no_words_exit_0_and_name_the_commands() -> None:
 @pytest.mark.parametrize("command", ["", *typer.main.get_command(cli.app).commands])  # type: ignore[attr-defined]
 def test_the_help_of_every_command_fits_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = mezo(*command.split(), "--help")
-    assert said.code == 0
+    said = ok(*command.split(), "--help")
     assert max(map(len, said.out.splitlines())) <= 80
     usage = next(line for line in said.out.splitlines() if "Usage: " in line)
     assert "[[" not in usage
@@ -110,15 +108,13 @@ def test_odd_standard_streams(command: str, code: int, out: str, err: str, tmp_p
 def test_versions_are_printed() -> None:
     said = mezo("--version")
     assert (said.code, said.out) == (0, f"mezo {metadata.version('mezo-runner')}\n")
-    said = mezo("env")
-    assert said.code == 0
+    said = ok("env")
     names = {line.split()[0] for line in said.out.splitlines()}
     assert {"python", "torch", "transformers", "datasets", "hydra-core", "platform", "cores", "cuda"} <= names
 
 
 def test_cfg_job_prints_the_composed_config_and_runs_nothing(tmp_path: Path) -> None:
-    said = mezo("train", "task=rte", "--cfg", "job", "steps=5", "optimizer.lr=0.5")
-    assert said.code == 0
+    said = ok("train", "task=rte", "--cfg", "job", "steps=5", "optimizer.lr=0.5")
     shown = yaml.safe_load(said.out)
     assert (shown["task"]["name"], shown["steps"], shown["optimizer"]["lr"]) == ("rte", 5, 0.5)
     assert set(shown) == {key.split(".")[0] for key in key_owners()}

@@ -10,14 +10,7 @@ import pytest
 from rich.console import Console
 
 from mezo_cli import console as console_module
-from mezo_cli.console import (
-    LogFormatter,
-    console_logging,
-    make_table,
-    printable,
-    progress_reporter,
-    training_output,
-)
+from mezo_cli.console import LogFormatter, console_logging, make_table, printable, progress_reporter, training_output
 from tests.command_line import small
 from tests.terminal import on_a_terminal
 
@@ -75,8 +68,6 @@ def test_a_terminal_breaks_texts_between_words_and_commands_never() -> None:
 
 
 class FakeTerminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

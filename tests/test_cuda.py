@@ -14,7 +14,6 @@ if not torch.cuda.is_available():
 
 pytestmark = pytest.mark.cuda
 
-
 LR = {"mezo": 0.05, "mezo_momentum": 0.005, "mezo_adam": 0.3, "adamw": 0.1, "sgd": 0.05}
 for _name, _lr in LR.items():
     _suite = type(_name, (optimizers.Conformance,), {"name": _name, "lr": _lr, "device": "cuda"})

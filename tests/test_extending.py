@@ -19,7 +19,7 @@ import transformers
 from mezo_cli.config import choices, registry
 from mezo_cli.config.explain import key_owners
 from mezo_cli.runs import Run
-from tests.command_line import environment, error_line, mezo
+from tests.command_line import environment, error_line, mezo, ok
 from tests.interruption import interrupt_and_resume, last_weights
 from tests.models.test_loading import SERVED, family
 from tests.optim.test_mezo import SENTENCES, ready
@@ -86,8 +86,7 @@ def forget() -> None:
 
 def train(run: Path, *words: str) -> dict[str, Any]:
     """Train on the demo; return the summary."""
-    done = mezo("train", *DEMO, *words, f"hydra.run.dir={run}")
-    assert done.code == 0, done
+    ok("train", *DEMO, *words, f"hydra.run.dir={run}")
     return Run(run).read_summary()
 
 
@@ -98,7 +97,6 @@ def replay(run: Path, out: Path, name: str = "model.safetensors") -> bool:
 
 
 def page(run: Path, out: Path) -> str:
-    """Return the report's page."""
     assert mezo("report", run, "--out", out).code == 0
     return out.read_text(encoding="utf-8")
 

@@ -27,7 +27,6 @@ SMALL = ("mezo", "adamw")  # what the ordinary suite damages
 TIMES = {"seconds", "peak_memory_bytes", "crc"}
 NOT_COMPARED = {"run.json", "train.log", "lock", ".lock", "run.lock"}
 
-
 # Damages a run in a folder of its own, which is removed afterwards; returns what it did, and what is wrong, or "".
 Job = Callable[[Path], tuple[str, str]]
 
@@ -42,7 +41,6 @@ class Lab:
     bits: dict[str, dict[str, str]]
 
     def finished(self, case: str) -> Path:
-        """Return the finished run of a case."""
         return self.folder / case / "finished"
 
     def interrupted(self, case: str) -> Path:
@@ -50,7 +48,6 @@ class Lab:
         return self.folder / case / "interrupted"
 
     def train(self, case: str, run: Path) -> list[str]:
-        """Return the command that makes a run of a case."""
         return ["train", *small(self.folder / "model", self.folder / "data", run, *CASES[case])]
 
 

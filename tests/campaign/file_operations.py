@@ -87,7 +87,6 @@ class Watch:
             self._known = dict(self._files())
 
     def save(self) -> None:
-        """Write the recorded operations to `record_to`."""
         if self.record_to:
             self._find_unseen()
             with _OPEN(self.record_to, "wb") as file:

@@ -43,8 +43,6 @@ def train(*words: str) -> list[str]:
 
 
 def text(name: str, content: str) -> Make:
-    """Make a file."""
-
     def make(here: Path, lab: Lab) -> None:
         path = here / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,8 +62,6 @@ def model(here: Path, lab: Lab) -> None:
 
 
 def both(*makes: Make) -> Make:
-    """Do one after the other."""
-
     def make(here: Path, lab: Lab) -> None:
         for one in makes:
             one(here, lab)

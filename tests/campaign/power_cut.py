@@ -35,7 +35,6 @@ class File:
         self.data, self.synced = b"", b""
 
     def sync(self) -> None:
-        """Make the bytes safe."""
         self.synced = self.data
 
     def cut(self, to: Path, world: tuple[str, str], rng: random.Random) -> None:
@@ -63,7 +62,6 @@ class Folder:
         self.entries.update(names)
 
     def sync(self) -> None:
-        """Make the names safe."""
         self.synced, self.changes = dict(self.entries), []
 
     def cut(self, to: Path, world: tuple[str, str], rng: random.Random) -> None:

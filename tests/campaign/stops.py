@@ -104,7 +104,6 @@ def _status(folder: Path) -> str:
 
 
 def full_disks(lab: Lab, seed: int, count: int) -> list[Job]:
-    """Return `count` trainings on full disks."""
     rng, cases = random.Random(f"full disks {seed}"), sorted(lab.log)
     return [partial(_full_disk, lab, cases[number % len(cases)], rng.random()) for number in range(count)]
 

@@ -15,12 +15,10 @@ SEED = 1
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """The runs that are damaged."""
     return build(tmp_path_factory.mktemp("lab"), SMALL)
 
 
 def check(jobs: Sequence[Job], folder: Path) -> None:
-    """Run every job, then name those that failed."""
     fell = []
     for number, job in enumerate(jobs):
         (folder / str(number)).mkdir()

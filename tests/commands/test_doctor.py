@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small
+from tests.command_line import Result, error_line, mezo, ok, small
 
 CHECKS = ["label words", "data", "signal", "cost"]
-
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
@@ -28,8 +27,7 @@ def words(roberta: Path, movies: Path, *more: str) -> list[str]:
 
 
 def test_plain_lines_begin_with_the_verdict_and_the_doubts(roberta: Path, movies: Path, tmp_path: Path) -> None:
-    said = mezo("doctor", *words(roberta, movies), "--seconds", 1)
-    assert said.code == 0, said
+    said = ok("doctor", *words(roberta, movies), "--seconds", 1)
     lines = said.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith(f"loading {roberta.name} and its data;")
@@ -50,8 +48,7 @@ def test_plain_lines_begin_with_the_verdict_and_the_doubts(roberta: Path, movies
 
 
 def test_json_has_the_same_as_data_and_nothing_else_on_standard_output(roberta: Path, movies: Path) -> None:
-    said = mezo("doctor", *words(roberta, movies), "--json", "--seconds", 0.01)
-    assert said.code == 0, said
+    said = ok("doctor", *words(roberta, movies), "--json", "--seconds", 0.01)
     document = json.loads(said.out)
     assert [check["check"] for check in document["checks"]] == CHECKS
     found = {one["name"]: one for check in document["checks"] for one in check["findings"]}
@@ -71,13 +68,7 @@ def refused(*given: object) -> tuple[str, str]:
     return error_line(results[0]), error_line(results[1])
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["task.label_words=[terrible,grreat]"],
-        ["seed=1,2"],
-    ],
-)
+@pytest.mark.parametrize("more", [["task.label_words=[terrible,grreat]"], ["seed=1,2"]])
 def test_what_train_refuses_is_refused_in_its_words(more: list[str], roberta: Path, movies: Path) -> None:
     doctor, train = refused(*words(roberta, movies, *more))
     assert doctor == train
@@ -101,8 +92,7 @@ REWARDED += ["--seconds", "0.5"]
 
 
 def test_rewards_are_compared_over_members_in_place_of_the_signal(tmp_path: Path) -> None:
-    said = mezo("doctor", *REWARDED, "optimizer.eps=1e-2", "--json")
-    assert said.code == 0, said
+    said = ok("doctor", *REWARDED, "optimizer.eps=1e-2", "--json")
     document = json.loads(said.out)
     assert [check["check"] for check in document["checks"]] == ["data", "rewards", "cost"]
     found = {one["name"]: one for check in document["checks"] for one in check["findings"]}
@@ -115,8 +105,7 @@ def test_rewards_are_compared_over_members_in_place_of_the_signal(tmp_path: Path
 
 
 def test_an_eps_that_changes_no_completion_and_a_limit_that_cuts_all_are_doubted() -> None:
-    said = mezo("doctor", *REWARDED, "optimizer.eps=1e-7", "objective.max_new_tokens=2")
-    assert said.code == 0, said
+    said = ok("doctor", *REWARDED, "optimizer.eps=1e-7", "objective.max_new_tokens=2")
     told = " ".join(said.out.split())
     assert "doubt no signal: all of" in told
     assert "-> a step with equal members changes nothing: raise optimizer.eps (1e-07 changes" in told
@@ -124,6 +113,5 @@ def test_an_eps_that_changes_no_completion_and_a_limit_that_cuts_all_are_doubted
 
 
 def test_the_likelihood_of_answers_has_a_signal() -> None:
-    said = mezo("doctor", *REWARDED, "objective.loss=lm", "--json")
-    assert said.code == 0, said
+    said = ok("doctor", *REWARDED, "objective.loss=lm", "--json")
     assert [check["check"] for check in json.loads(said.out)["checks"]] == ["data", "signal", "cost"]

@@ -1,4 +1,4 @@
-"""A function as `objective.reward`: train, eval, resume, finetune; mistakes, before anything is written."""
+"""A function as `objective.reward`: train, eval, resume, finetune; its parts and numbers; mistakes come first."""
 
 import json
 import shlex
@@ -11,17 +11,19 @@ from mezo_cli import finetune, load
 from mezo_cli.config.registry import OPTIMIZERS
 from mezo_cli.errors import UserError
 from mezo_cli.runs import Run
-from tests.command_line import error_line, mezo
-from tests.interruption import interrupt_at
+from tests.command_line import error_line, mezo, ok
+from tests.interruption import interrupted_at
 
 DEMO = ["task=demo-arithmetic", "data=demo", "objective=generate", "objective.max_new_tokens=6", "model.device=cpu"]
 DEMO += ["model=demo-decoder", "data.eval_limit=4", "data.train_size=40", "batch_size=4", "steps=4", "eval_every=2"]
 DEMO += ["log_every=1", "optimizer.eps=1e-2", "test_at_start=false"]
+SHORT = ["experiment=demo-reward", "steps=3", "batch_size=4", "eval_every=3", "log_every=1", "data.train_size=16"]
+SHORT += ["data.eval_limit=12", "objective.max_new_tokens=4", "optimizer.lr=1e-9", "checkpoint=trajectory"]
 CODE = (
     "def score(completions, rows):\n    return [{'reward': float(len(text)), 'digits': 1.0} for text in completions]\n"
 )
 
-pytestmark = [pytest.mark.usefixtures("eager_kernels"), pytest.mark.usefixtures("in_tmp_path")]
+pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
 
 @pytest.fixture
@@ -32,8 +34,7 @@ def reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_eval_and_resume_take_it_predict_never(reward: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
+    with interrupted_at(OPTIMIZERS.implementation("mezo"), "step", 3):
         assert mezo("train", *DEMO, reward, "hydra.run.dir=run").code == 130
     assert "score" not in Path("run/config.yaml").read_text()
     assert "objective.reward=FILE.py:function or MEZO_REWARD" in error_line(mezo("resume", "run"))
@@ -53,8 +54,7 @@ def test_eval_and_resume_take_it_predict_never(reward: str, tmp_path: Path, monk
     document = json.loads(mezo("eval", "run", reward, "--json").out)
     summary = Run(Path("run")).read_summary()
     assert all(document[name] == summary["test"][name] for name in ("loss", "reward", "reward_digits"))
-    changed = mezo("eval", "run", "objective.reward=other.py:score")
-    assert changed.code == 0
+    changed = ok("eval", "run", "objective.reward=other.py:score")
     assert "other.py:score: its code is not what the run was trained on" in changed.out
     monkeypatch.setenv("MEZO_REWARD", f"{tmp_path}/mine.py:score")
     assert mezo("eval", "run", "-q").code == 0
@@ -69,8 +69,7 @@ def test_eval_and_resume_take_it_predict_never(reward: str, tmp_path: Path, monk
 
 
 def test_another_function_goes_on_with_new_reward(reward: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
+    with interrupted_at(OPTIMIZERS.implementation("mezo"), "step", 3):
         assert mezo("train", *DEMO, reward, "hydra.run.dir=run").code == 130
     before = Run(Path("run")).info()["reward"]["sha256"]
     Path("mine.py").write_text(CODE.replace("len(text)", "-len(text)"))
@@ -127,3 +126,45 @@ def test_mistakes_are_refused_before_a_run_is_made(words: list[str], part: str, 
     before = sorted(tmp_path.iterdir())
     assert part in error_line(mezo("train", *DEMO, *words, "hydra.run.dir=run"))
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_resumed_run_of_rewards_that_float32_does_not_hold_has_the_same_summary(tmp_path: Path) -> None:
+    reward = "objective.reward={countdown: 1, length: 0.01}"
+    assert mezo("train", *SHORT, reward, f"hydra.run.dir={tmp_path / 'whole'}").code == 0
+    assert mezo("train", *SHORT, reward, f"hydra.run.dir={tmp_path / 'cut'}", "max_seconds=1e-9").code == 130
+    assert mezo("resume", tmp_path / "cut", "max_seconds=null").code == 0
+    cut, whole = (Run(tmp_path / name).read_summary() for name in ("cut", "whole"))
+    timeless = {"seconds": 0, "peak_memory_bytes": 0}
+    assert cut | timeless == whole | timeless
+    assert whole["reward"] == "countdown + 0.01 length"
+
+
+def test_parts_with_the_names_of_a_lines_fields_change_none(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(
+        "def f(completions, rows):\n"
+        "    return [{'reward': .25, **dict.fromkeys(('crc', 'kind', 'loss', 'step', 'split', 'seconds'), 99.0)}"
+        " for _ in completions]\n"
+    )
+    run = tmp_path / "run"
+    ok("train", *SHORT, f"objective.reward={tmp_path / 'r.py'}:f", f"hydra.run.dir={run}")
+    assert mezo("show", run).code == 0
+    lines = Run(run).metrics()
+    assert [line["kind"] for line in lines] == [*["eval"] * 2, *["train"] * 3, *["eval"] * 3]
+    assert {line["loss"] for line in lines} == {-0.25}
+    assert all(line[f"reward_{name}"] == 99 for line in lines for name in ("crc", "kind", "loss", "step", "split"))
+    assert "every projected_grad was exactly 0" in (run / "train.log").read_text()
+    assert "dev reward 0.2500" in (run / "train.log").read_text()  # without its mirror image, the loss
+
+
+@pytest.mark.parametrize(("column", "code"), [("other", 0), ("numbers", 2), ("a", 2)])
+def test_nan_is_refused_where_it_is_read_and_null_elsewhere(column: str, code: int, tmp_path: Path) -> None:
+    row = {"q": "12>3=", "a": "x", "numbers": [1, 2], "target": 3, "other": 1}
+    rows = [json.dumps(row | ({column: float("nan")} if number == 2 else {})) for number in range(16)]
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows))
+    words = ["task=demo-arithmetic", "data=files", f"data.dir={tmp_path}", "task.generate.prompt='{q}'"]
+    words += ["task.generate.answer='{a}'"]
+    ended = mezo("train", *SHORT, *words, f"hydra.run.dir={tmp_path / 'run'}")
+    assert ended.code == code, ended
+    if code:
+        assert f".jsonl:3: {'column ' if column == 'numbers' else ''}'{column}' is null" in error_line(ended)

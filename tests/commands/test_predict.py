@@ -13,10 +13,9 @@ import pytest
 from mezo_cli import LoadedRun, load
 from mezo_cli.objectives.prediction import CompletedPrompt
 from mezo_cli.runs import Run
-from tests.command_line import Result, error_line, mezo
+from tests.command_line import Result, error_line, mezo, ok
 
 TEXTS = ["a fine film", "dull", "not bad at all , really not bad"]
-
 
 pytestmark = pytest.mark.usefixtures("eager_kernels")
 
@@ -101,8 +100,7 @@ def test_standard_input_is_answered_line_by_line(run: Path, monkeypatch: pytest.
 
 def test_a_long_text_is_cut_and_this_is_counted_and_said(run: Path, loaded: LoadedRun) -> None:
     long = "good " * 300
-    result = mezo("predict", run, "--text", "short", "--text", long, "--json")
-    assert result.code == 0
+    result = ok("predict", run, "--text", "short", "--text", long, "--json")
     assert result.err.startswith("note: 1 of 2 rows was longer than ")
     document = json.loads(result.out)
     assert [row["cut"] for row in document["rows"]] == [False, True]
@@ -168,8 +166,7 @@ def test_no_text_on_standard_input(run: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_completions_of_prompts(sums: list[object], tmp_path: Path) -> None:
     run, rows = tmp_path / "run", tmp_path / "rows.jsonl"
     words = ["steps=1", "batch_size=4", "eval_every=0", "objective.max_new_tokens=4", f"hydra.run.dir={run}"]
-    trained = mezo("train", *sums, *words)
-    assert trained.code == 0, trained
+    ok("train", *sums, *words)
     prompt = "Add [3, 1]: 3 + 1?\nAnswer:"
     document = json.loads(mezo("predict", run, "--file", rows, "--json").out)
     assert [row["prompt"] for row in document["rows"]][3] == prompt

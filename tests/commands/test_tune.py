@@ -13,11 +13,10 @@ import pytest
 from mezo_cli import runs
 from mezo_cli.config.compose import build_config
 from mezo_cli.sweep.search import trained_evaluations, value_of
-from tests.command_line import HANGS, Result, error_line, mezo, small, start
-from tests.commands.sweeps import wait_until_it_trains
+from tests.command_line import HANGS, Result, error_line, mezo, ok, small, start
+from tests.commands.test_sweep import wait_until_it_trains
 
 optuna = pytest.importorskip("optuna")
-
 
 pytestmark = pytest.mark.usefixtures("eager_kernels", "in_tmp_path")
 
@@ -75,8 +74,7 @@ def test_other_commands_read_it(searched: tuple[Path, Result]) -> None:
     folder = searched[0] / "search"
     assert mezo("runs", folder, "-q").out.count("\n") == 3
     assert "MeZO" in mezo("compare", folder).out
-    again = mezo("resume", folder)
-    assert again.code == 0, again
+    again = ok("resume", folder)
     assert "trial 1 of 3" not in again.out
     assert "best: trial" in again.out
 
@@ -157,8 +155,7 @@ def test_a_trial_is_pruned_by_its_metrics(roberta: Path, movies: Path, tmp_path:
     folder = tmp_path / "search"
     more = ("steps=60", "eval_every=4", "--range", "optimizer.lr=1e-5:1e-1", "metric=loss", "--trials")
     assert mezo(*search(roberta, movies, folder, *more, "5")).code == 0
-    said = mezo(*search(roberta, movies, folder, *more, "10"))
-    assert said.code == 0, said
+    said = ok(*search(roberta, movies, folder, *more, "10"))
     pruned = [trial for trial in trials(folder) if trial.state.name == "PRUNED"]
     assert pruned
     trial = pruned[0]

@@ -17,7 +17,7 @@ from mezo_cli.config.validation import build
 from mezo_cli.errors import UserError
 from mezo_cli.optim import OPTIMIZERS, make_config
 from mezo_cli.sweep.plan import plan_sweep
-from tests.config.refused import error_of
+from tests.config.test_overrides import error_of
 
 MEZO = ["name", "lr", "eps", "weight_decay", "noise", "schedule", "samples", "sample_schedule", "clip_g", "clip_window"]
 

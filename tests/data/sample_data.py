@@ -1,12 +1,12 @@
 """Tasks of conf/ and writers of small data files for the data tests."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mezo_cli.config.schema import Example, FilesConfig
 from tests.lm_bff import load_task
+from tests.tiny import write_jsonl
 
 SST2, RTE, MNLI, SST5, COLA, MRPC = map(load_task, ("sst2", "rte", "mnli", "sst5", "cola", "mrpc"))
 HEADER = "sentence\tlabel"  # of SST-2's files
@@ -28,13 +28,6 @@ def write_tsv(path: Path, header: str | None, rows: Sequence[Sequence[str]], end
 def sst2_rows(count: int, word: str = "row") -> list[list[str]]:
     """Return rows with alternating classes. Each sentence ends in a space, as in GLUE."""
     return [[f"{word} {i} ", str(i % 2)] for i in range(count)]
-
-
-def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Write one JSON object per line and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def write_numbered(folder: Path, **counts: int) -> Path:

@@ -159,8 +159,6 @@ class FakeServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with JSON."""
-
     server: FakeServer
 
     def do_GET(self) -> None:
@@ -185,7 +183,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(model: Path | None = None, **settings: Any) -> Iterator[FakeServer]:
-    """Run a fake server."""
     with FakeServer(model, **settings) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -197,8 +194,6 @@ def serving(model: Path | None = None, **settings: Any) -> Iterator[FakeServer]:
 
 
 class UnixServer(FakeServer):
-    """Listens on a Unix socket."""
-
     address_family = socket.AF_UNIX
 
     def __init__(self, path: str, model: Path, **settings: Any) -> None:

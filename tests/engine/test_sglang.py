@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.request
@@ -14,7 +13,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from mezo_cli.engine.server import TOKENS, SGLang
-from tests.command_line import mezo
+from tests.command_line import ok
+from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,9 +32,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     python = os.environ.get("MEZO_SGLANG_PYTHON")
     if python is None:
         pytest.skip("needs sglang: MEZO_SGLANG_PYTHON, the Python of an environment with it")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     words = [python, Path(__file__).with_name("sglang_on_a_cpu.py"), "--port", str(port)]
     with open(tmp_path / "server.log", "wb") as log:
         process = subprocess.Popen([*words, "--model-path", ROOT / "mezo_cli/demo/decoder"], stdout=log, stderr=log)
@@ -60,8 +58,7 @@ def test_its_server_completes_the_prompts_of_members(server: str, tmp_path: Path
     words += ["optimizer.eps=1e-2", "batch_size=8", "steps=2", "eval_every=2", "data.eval_limit=8"]
     words += ["engine=openai", "engine.server=sglang", f"engine.url={server}", "engine.max_loras=4"]
     words += [f"engine.adapter_dir={tmp_path / 'adapters'}", f"hydra.run.dir={tmp_path / 'run'}"]
-    result = mezo("train", *words)
-    assert result.code == 0, result
+    ok("train", *words)
     assert "server at 127.0.0.1" in json.loads((tmp_path / "run" / "run.json").read_text())["engine"]["version"]
     assert not any((tmp_path / "adapters").iterdir())
 

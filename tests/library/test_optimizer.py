@@ -31,7 +31,6 @@ class Tied(nn.Module):
         self.mix = nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [rows, 3]."""
         return F.linear(self.mix(x) + self.embed(Y), self.embed.weight)
 
 
@@ -44,7 +43,6 @@ class Attention(nn.Module):
         self.out = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [rows, 3]."""
         return self.out(self.attention(x[:, None], x[:, None], x[:, None], need_weights=False)[0][:, 0])
 
 
@@ -57,12 +55,10 @@ class Recurrent(nn.Module):
         self.out = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [rows, 3]."""
         return self.out(self.lstm(x[:, None])[0][:, 0])
 
 
 def plain() -> nn.Module:
-    """Return a small network with dropout and a normalization."""
     return nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12), nn.Dropout(0.5), nn.Tanh(), nn.Linear(12, 3))
 
 

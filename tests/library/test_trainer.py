@@ -37,7 +37,6 @@ def decoder() -> GPT2LMHeadModel:
 
 
 def with_lora() -> nn.Module:
-    """Return the classifier with a LoRA."""
     model = peft.get_peft_model(classifier(), peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"]))
     assert isinstance(model, nn.Module)
     return model

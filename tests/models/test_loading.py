@@ -144,8 +144,6 @@ def test_classes_in_another_order_are_matched_by_name(tmp_path: Path, caplog: An
 
 
 class Bomb:
-    """Creates a file when it is unpickled."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
@@ -176,9 +174,6 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path, file: str, objective:
     assert not mark.exists()
 
 
-# --- weights ---
-
-
 def test_shards_load_and_a_missing_one_is_named(tmp_path: Path) -> None:
     whole = tiny.roberta(tmp_path / "whole")
     folder = tiny.roberta(tmp_path / "shards")
@@ -206,9 +201,6 @@ def test_paths_that_hold_no_model(tmp_path: Path, roberta: Path, monkeypatch: An
     error_line(Path("~no-such-user/model"), "no such folder")
     monkeypatch.chdir(roberta.parent)
     assert load(Path(roberta.name)).fresh == []
-
-
-# --- the position table ---
 
 
 def test_rows_are_no_longer_than_the_position_table(tmp_path: Path, bert: Path) -> None:
@@ -343,9 +335,6 @@ def test_a_model_too_large_for_the_memory_is_not_called_damaged(tmp_path: Path) 
     change_json(folder / "config.json", hidden_size=10**9)
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         load(folder)
-
-
-# --- devices ---
 
 
 @pytest.mark.parametrize("found", [True, False])

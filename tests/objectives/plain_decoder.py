@@ -8,8 +8,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class PlainDecoder:
-    """A saved decoder and its tokenizer."""
-
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()

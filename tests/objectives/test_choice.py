@@ -18,7 +18,7 @@ from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
 from tests import tiny
-from tests.command_line import mezo
+from tests.command_line import mezo, ok
 from tests.interruption import interrupt_and_resume, last_weights
 from tests.objectives.plain_decoder import PlainDecoder
 
@@ -190,8 +190,7 @@ SHOWN = "It was good 0 and -> ' Human was it'* | ' a bad Entity was it' | ' Loca
 @pytest.mark.parametrize(("command", "said"), [("data", SHOWN), pytest.param("doctor", "", marks=pytest.mark.slow)])
 def test_data_and_doctor_read_prompts_and_candidates(command: str, said: str, data: Path) -> None:
     given = [word for word in run_words(data) if not word.startswith(("steps", "eval_every", "log_every"))]
-    shown = mezo(command, *given)
-    assert shown.code == 0
+    shown = ok(command, *given)
     assert said in shown.out
 
 

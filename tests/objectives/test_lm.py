@@ -30,7 +30,6 @@ WORDS = {
     "mixed": ["bad", "utterly dull"],
 }
 
-
 # Every family with words of each kind, prompts of both tasks and each adapter in turn.
 PAIRS_OF_ALL = [
     (kind, list(WORDS)[i % 4], ("sst2", "rte")[i % 3 % 2], ("lora", "prefix", "head", "bias")[(i + i // 4) % 4])

@@ -1,10 +1,13 @@
 """MeZO's step equals the reference's, step by step, and the formula in float64."""
 
+import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +21,6 @@ from mezo_cli.objectives.base import BatchLoss
 from mezo_cli.perturb.noise import Direction
 from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
-from tests.reference import Reference
 
 SENTENCES = [
     Example(("a joy from start to end ",), 1),
@@ -65,6 +67,40 @@ def reference_loss(kind: str, batch: Any, label_ids: list[int], model: Any) -> f
     if kind == "accuracy":
         return 1.0 - float((logits.argmax(-1) == batch.labels).float().mean())
     return float(F.cross_entropy(logits, batch.labels))
+
+
+class Reference:
+    """The reference's step, written from its published description, with `noise: torch`'s stream.
+
+    It shares nothing with `mezo_cli`: the stock Hugging Face forward with the whole vocabulary at every position, four
+    passes over the weights, torch's own generator keyed by tensor name.
+    """
+
+    def __init__(self, model: torch.nn.Module, lr: float, eps: float, weight_decay: float, seed: int) -> None:
+        self.model, self.lr, self.eps, self.weight_decay = model.eval(), lr, eps, weight_decay
+        self.stream = np.random.RandomState(seed)
+
+    def _perturb(self, step_seed: int, scale: float) -> None:
+        for name, p in self.model.named_parameters():
+            p.data = p.data + scale * self._z(step_seed, name, p)
+
+    def _z(self, step_seed: int, name: str, p: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed((step_seed << 32) + zlib.crc32(name.encode()))
+        return torch.randn(p.shape, generator=generator)
+
+    @torch.no_grad()
+    def step(self, loss: Callable[[torch.nn.Module], float]) -> tuple[float, float]:
+        """Do one step; return loss_plus and loss_minus."""
+        step_seed = int(self.stream.randint(10**9))
+        self._perturb(step_seed, self.eps)
+        plus = loss(self.model)
+        self._perturb(step_seed, -2 * self.eps)
+        minus = loss(self.model)
+        self._perturb(step_seed, self.eps)
+        g = (plus - minus) / (2 * self.eps)
+        for name, p in self.model.named_parameters():
+            p.data = p.data - self.lr * (g * self._z(step_seed, name, p) + self.weight_decay * p.data)
+        return plus, minus
 
 
 @pytest.mark.sample(2)

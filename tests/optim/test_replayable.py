@@ -175,8 +175,7 @@ def test_it_is_the_formula_in_float64(words: list[str], roberta: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "wanted"),
-    [("2", [1, 2, -2, 2, 0.5, 2]), ("q0.5", [1, 1, -1, 3, 0.5, 4]), ("q1", [1, 1, -3, 4, 0.5, 5])],
+    ("bound", "wanted"), [("2", [1, 2, -2, 2, 0.5, 2]), ("q0.5", [1, 1, -1, 3, 0.5, 4]), ("q1", [1, 1, -3, 4, 0.5, 5])]
 )
 def test_the_bound_is_a_number_or_a_quantile_of_the_raw_sizes_before(bound: str, wanted: list[float]) -> None:
     """Window 3: the first g is not clipped; of n sizes the quantile is the ceil(q n)-th smallest."""

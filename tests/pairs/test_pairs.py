@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import tiny
-from tests.command_line import error_line, mezo
+from tests.command_line import error_line, mezo, ok
 from tests.pairs.settings import LEFT_OUT, REFUSED, Row, covering_rows
 
 ORDINARY = 16  # rows; the others are slow
@@ -90,20 +90,17 @@ def live_a_life(home: Path, row: Row, run: Path, live: Path) -> None:
     assert mezo("show", run).code == 0
     listed = mezo("runs", run.parent)
     assert (listed.code, "finished" in listed.out) == (0, True), listed
-    compared = mezo("compare", run.parent, "--json")
-    assert compared.code == 0, compared
+    compared = ok("compare", run.parent, "--json")
     json.loads(compared.out)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert mezo("resume", run).code == 0
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     if (run / "trajectory.bin").exists() and row["optimizer"] != "linear_probe":
-        replayed = mezo("replay", run, "--step", STEPS, "--out", run.parent.parent / "replayed")
-        assert replayed.code == 0, replayed
+        ok("replay", run, "--step", STEPS, "--out", run.parent.parent / "replayed")
         assert weights(run.parent.parent / "replayed") == weights(live)
 
     exported = run.parent.parent / "exported"
-    written = mezo("export", run, "--out", exported)
-    assert written.code == 0, written
+    ok("export", run, "--out", exported)
     loads(exported, row)
 
 

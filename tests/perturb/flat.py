@@ -33,7 +33,6 @@ def update_(
     decays: Sequence[float],
     decay_in_float64: bool = False,
 ) -> None:
-    """Apply the terms to theta."""
     span = lay_out(noise, name, theta)
     noise.update_(span, span.theta, terms, decays, decay_in_float64)
     theta.data.copy_(span.theta[: theta.numel()].view(theta.shape))

@@ -1,6 +1,6 @@
 // Runs the kernels of simd.cpp on made-up inputs, and compares the CRC of each result with a stored one:
 //     PROGRAM tests/perturb/simd_vectors.txt
-// Built and run by test_simd.py, also for another machine. A line of the file is
+// Built and run by test_compiled.py, also for another machine. A line of the file is
 //     kind operation theta_type out_type arrays blocks crc
 // Prints each line whose CRC differs, with its own; exit status 1 if there is one.
 #include <cstdint>

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mezo_cli.perturb.noise import counter
 from mezo_cli.perturb.noise.compiled import KINDS, OPERATIONS, TYPES, Kernel
-from tests.perturb.test_simd import KEYS, NUMBERS, STEP_SAMPLE, cases, theta_of
+from tests.perturb.test_compiled import KEYS, NUMBERS, STEP_SAMPLE, cases, theta_of
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():

@@ -84,7 +84,6 @@ def make_grid(settings: Mapping[str, Any], lrs: Mapping[float, Mapping[int, tupl
 
 
 def only_group(*entries: Entry) -> Group:
-    """Return the group of runs that belong together."""
     (group,) = group_runs(entries)
     return group
 

@@ -12,7 +12,7 @@ import pytest
 from mezo_cli.report.entries import read_runs
 from mezo_cli.report.figures import panels
 from mezo_cli.report.groups import group_runs
-from tests.command_line import Result, error_line, mezo
+from tests.command_line import Result, error_line, mezo, ok
 from tests.report.run_directories import SEEDS, make_curves, make_run
 
 EVIL = '<script>alert(1)</script> \x1b[31m & \u202eright-to-left $x^2$ "quoted"'
@@ -30,8 +30,7 @@ class Reader:
 
 
 def write(out: Path, *words: object) -> tuple[str, Result]:
-    said = mezo("report", *words, "--out", out)
-    assert said.code == 0, said
+    said = ok("report", *words, "--out", out)
     return out.read_text(encoding="utf-8"), said
 
 
@@ -151,8 +150,7 @@ def test_fifty_runs_fit_into_five_megabytes(tmp_path: Path) -> None:
     ],
 )
 def test_a_figure_for_a_paper(end: str, begin: bytes, root: Path, tmp_path: Path) -> None:
-    said = mezo("report", root / "running" if end == "pdf" else root, "--figure", tmp_path / f"figure.{end}")
-    assert said.code == 0, said
+    ok("report", root / "running" if end == "pdf" else root, "--figure", tmp_path / f"figure.{end}")
     (file,) = tmp_path.iterdir()
     assert file.read_bytes().startswith(begin)
     assert file.stat().st_size > 8000

@@ -169,9 +169,6 @@ def test_a_file_and_a_module_are_imported(write: Write, tmp_path: Path, monkeypa
     assert "package" not in sys.modules
 
 
-# --- mistakes ---
-
-
 MISTAKES = {
     "return [1 / len(c) for c in completions]": "raised ZeroDivisionError: division by zero (",
     "return [1.0 for c in completions if c]": "returned 0 values for 1 completions",
@@ -248,9 +245,6 @@ def test_a_file_that_changes_during_the_run_is_refused_when_the_worker_starts_ag
         write(body + " or 0")
         with pytest.raises(RunFailed, match=r"reward\.py has changed since"):
             score(reward, ["a"])
-
-
-# --- the start ---
 
 
 def test_the_start_says_what_does_not_import(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

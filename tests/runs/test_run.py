@@ -17,7 +17,7 @@ from mezo_cli.errors import RunFailed, UserError
 from mezo_cli.process.environment import IN_SWEEP
 from mezo_cli.process.environment import environment as variables
 from mezo_cli.runs import Run
-from tests.command_line import environment, error_line, mezo
+from tests.command_line import environment, error_line, mezo, ok
 
 CONFIG = to_yaml(build_config(["steps=3"]))
 
@@ -205,8 +205,7 @@ def test_odd_folders_are_no_runs_and_damaged_ones_are_shown(tmp_path: Path) -> N
     (tmp_path / "torn" / "run.json").write_text('{"status": "fin')
     (tmp_path / "only-steps").mkdir()
     (tmp_path / "only-steps" / "trajectory.bin").write_bytes(b"MEZO")
-    said = mezo("runs", tmp_path)
-    assert said.code == 0, said
+    said = ok("runs", tmp_path)
     rows = [line.split() for line in said.out.splitlines()]
     assert rows[0][:2] == ["run", "status"]
     assert [row[:2] for row in rows[1:4]] == [["only-steps", "damaged"], ["torn", "damaged"], ["sound", "interrupted"]]

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests import tiny
-from tests.command_line import finished_runs, mezo
+from tests.command_line import finished_runs, ok
 from tests.hub_server import Hub
 
 START = "start.safetensors"
@@ -24,8 +24,7 @@ def run(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with a new head, which start.safetensors has; `shared` beside it is its `--trajectory`."""
     folder, words = tmp_path_factory.mktemp("sharing"), ["objective=cls", "optimizer.lr=0.1"]
     finished_runs(folder, roberta, tiny.movie_folder(folder / "movies"), {"run": words})
-    result = mezo("export", folder / "run", "--trajectory", "--out", folder / "shared")
-    assert result.code == 0, result
+    result = ok("export", folder / "run", "--trajectory", "--out", folder / "shared")
     size = (folder / "run" / START).stat().st_size
     assert f"{size:,} bytes  {START}\n" in result.out
     return folder / "run"

@@ -29,7 +29,7 @@ from mezo_cli.session.session import Session
 from mezo_cli.sharing import card as cards
 from mezo_cli.sharing.card import read_terms, write_card
 from mezo_cli.sharing.model_folder import EXAMPLE, pipeline_task, write_model_folder
-from tests.command_line import HANGS, environment, error_line, mezo
+from tests.command_line import HANGS, environment, error_line, mezo, ok
 from tests.hub_server import Hub
 from tests.report.run_directories import make_run
 
@@ -59,7 +59,6 @@ CASES = {
     "lm": ("gpt2", ["objective=lm"]),
     "lm pair prefix": ("gpt2", ["objective=lm", "peft=prefix", *PAIR]),
 }
-
 
 # What a pipeline opens: the demo's tokenizer adds the special tokens that the templates have, the tiny ones' do not.
 PIPELINES = {
@@ -153,8 +152,7 @@ def test_a_pushed_run_in_a_process_without_mezo(run: Path, hub: Hub, tmp_path: P
     out, stored = tmp_path / "out", tmp_path / "hub" / "models" / "me" / "first"
     for more in (["--private"], ["--checkpoint", "3"]):  # twice: an update is no mistake
         shutil.rmtree(out, ignore_errors=True)
-        result = mezo("export", run, "--out", out, "--push", "me/first", *more)
-        assert result.code == 0, result
+        result = ok("export", run, "--out", out, "--push", "me/first", *more)
         assert result.out.endswith(f"uploaded to {hub.url}/me/first\n")
         assert {path.name for path in stored.iterdir()} == {path.name for path in out.iterdir()}
         assert all((stored / path.name).read_bytes() == path.read_bytes() for path in out.iterdir())

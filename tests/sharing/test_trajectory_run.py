@@ -20,7 +20,7 @@ from mezo_cli.runs.jsonl import add_checksum
 from mezo_cli.sharing.trajectory_run import check_rebuildable
 from tests import tiny
 from tests.command_line import Train, error_line, mezo, small
-from tests.interruption import interrupt_at
+from tests.interruption import interrupted_at
 
 TEXTS = ["a fine film", "dull", "not bad at all"]
 FILES = {"README.md", "config.yaml", "metrics.jsonl", "run.json", "start.safetensors", "summary.json"}
@@ -62,8 +62,7 @@ def test_only_finished_runs_with_a_trajectory_that_others_can_draw(run: Path, tr
     ):
         with pytest.raises(UserError, match=f"^here: {said}"):
             check_rebuildable(build_config(words), "here")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, OPTIMIZERS.implementation("mezo"), "step", 3)
+    with interrupted_at(OPTIMIZERS.implementation("mezo"), "step", 3):
         assert train(tmp_path / "cut").code == 130
     line = error_line(mezo("export", tmp_path / "cut", "--trajectory", "--out", tmp_path / "out"))
     assert "is interrupted: only the trajectory of a finished run" in line

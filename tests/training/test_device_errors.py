@@ -16,6 +16,8 @@ from tests import tiny
 from tests.command_line import Train, error_line, finished_runs, mezo, small
 from tests.optim.test_mezo import ready
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has ...")
 CPU_FULL = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: 9 bytes"
@@ -23,12 +25,8 @@ CPU_FULL = RuntimeError(
 BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
 
 
-pytestmark = pytest.mark.usefixtures("eager_kernels")
-
-
 @pytest.fixture(scope="module")
 def done(roberta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
     folder, words = tmp_path_factory.mktemp("done"), ["steps=2", "checkpoint=trajectory"]
     return finished_runs(folder, roberta, tiny.movie_folder(folder / "movies"), {"run": words}) / "run"
 

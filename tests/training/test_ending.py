@@ -16,9 +16,11 @@ from mezo_cli.optim.mezo import Mezo
 from mezo_cli.runs import Run, recovery, trajectory
 from mezo_cli.training import loop
 from tests import tiny
-from tests.command_line import error_line, mezo, small
-from tests.interruption import interrupt_at
+from tests.command_line import error_line, mezo, ok, small
+from tests.interruption import interrupted_at
 from tests.training.test_resume import state
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 MODES = {
     "full": [],
@@ -27,10 +29,6 @@ MODES = {
     "adamw": ["optimizer=adamw", "optimizer.schedule=constant"],
 }
 EACH_STEP = ["eval_every=1", "log_every=1", "optimizer.lr=0"]  # no evaluation is better than the first
-
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
-
 
 Train = Callable[..., Path]
 
@@ -68,9 +66,6 @@ def result(run: Path) -> dict[str, Any]:
     return {key: value for key, value in state(run).items() if key != "names"}
 
 
-# --- more steps ---
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_is_given_more_steps_is_the_run_that_had_them(mode: str, train: Train) -> None:
@@ -99,8 +94,7 @@ def test_more_steps_leave_the_lines_at_the_number_that_null_stood_for(train: Tra
 def test_a_change_of_the_config_can_be_interrupted_anywhere(stop: int, train: Train) -> None:
     words = ["checkpoint=trajectory", "log_every=3"]
     whole, run = train(*words), train(*words, "steps=3", copy=f"cut {stop}")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, recovery.os, "replace", stop)
+    with interrupted_at(recovery.os, "replace", stop):
         assert mezo("resume", run, "steps=6").code == 130
     assert Run.open(run).status() == "interrupted"
     assert mezo("resume", run, "steps=6").code == 0
@@ -124,9 +118,6 @@ def test_other_changes_are_refused(setting: str, change: str, line: str, train: 
     before = files(run)
     assert line in error_line(mezo("resume", run, change))
     assert files(run) == before
-
-
-# --- patience ---
 
 
 def test_patience_ends_a_run(train: Train) -> None:
@@ -154,9 +145,6 @@ def test_patience_ends_a_run(train: Train) -> None:
         "peak_memory_bytes": 0,
     }
     assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
-
-
-# --- max_seconds ---
 
 
 @pytest.mark.sample(1)
@@ -210,8 +198,6 @@ def test_the_first_step_of_a_process_does_not_count(train: Train, monkeypatch: p
     assert Run(train("max_seconds=3", "at_limit=finish")).read_summary()["steps"] == 4
 
 
-# --- divergence ---
-
 DIVERGES = ["optimizer.lr=0.05", "log_every=1", "steps=24", "eval_every=4"]  # from step 15 or 19 on, as the CPU rounds
 
 
@@ -236,15 +222,11 @@ def test_a_run_that_diverged_ends_there_unless_told_otherwise(train: Train) -> N
     assert (run / "trajectory.bin").read_bytes() == (whole / "trajectory.bin").read_bytes()
 
 
-# --- prune ---
-
-
 def test_pruned_checkpoints_are_replayed(train: Train) -> None:
     run = train(*MODES["momentum"], copy="pruned")
     before = [mezo("eval", run, "--checkpoint", name).out for name in ("best", "last")]
     size = sum(path.stat().st_size for path in (run / "checkpoints").rglob("*") if path.is_file())
-    said = mezo("prune", run)
-    assert said.code == 0, said
+    said = ok("prune", run)
     assert f"{size:,} bytes freed" in said.out
     assert not list(run.glob("*checkpoints*"))
     assert Run(run).info()["pruned"]["bytes"] == size

@@ -11,8 +11,8 @@ from mezo_cli.config.stored import read_config
 from mezo_cli.runs import Run
 from mezo_cli.training.loggers.base import RunLoggers
 from tests import tiny
-from tests.command_line import error_line, mezo
-from tests.replayed import replay_from_base
+from tests.command_line import error_line, mezo, ok
+from tests.interruption import replay_from_base
 
 WORDS = ["task=demo-arithmetic", "model=demo-decoder", "data=demo", "objective=generate", "objective.max_new_tokens=8"]
 WORDS += ["objective.reward=countdown", "batch_size=16", "eval_every=2", "data.eval_limit=16", "model.device=cpu"]
@@ -28,8 +28,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEZO_EAGER", "1")
         words = [*WORDS, "steps=4", f"data.keep={folder / 'keep.jsonl'}"]
-        result = mezo("train", *words, f"hydra.run.dir={folder / 'run'}")
-        assert result.code == 0, result
+        result = ok("train", *words, f"hydra.run.dir={folder / 'run'}")
         assert "tokens/s" in result.out
         assert "  drift 0  keep_log_prob " in result.out
         yield folder / "run"
@@ -82,8 +81,7 @@ def test_a_resumed_run(generated: Path, tmp_path: Path, eager_kernels: None, mon
     words = [*WORDS, "steps=4", "max_seconds=0.001", "at_limit=stop", f"data.keep={generated.parent / 'keep.jsonl'}"]
     assert mezo("train", *words, f"hydra.run.dir={tmp_path / 'run'}").code != 0
     assert len(dev(tmp_path / "run")) < 3
-    result = mezo("resume", tmp_path / "run", "max_seconds=null")
-    assert result.code == 0, result
+    ok("resume", tmp_path / "run", "max_seconds=null")
     names = ("step", "drift", "keep_log_prob", "keep_kl", "reward")
     assert {name: logged[f"dev/{name}"] for name in names[1:]} == {name: dev(generated)[-1][name] for name in names[1:]}
     assert [[line[name] for name in names] for line in dev(tmp_path / "run")] == [
@@ -106,10 +104,7 @@ def test_a_resumed_run_with_another_file_is_refused(tmp_path: Path, eager_kernel
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [
-        (None, "keep.jsonl: cannot be read: No such file or directory"),
-        ([{"prompt": "1", "reply": "2"}], "'answer'"),
-    ],
+    [(None, "keep.jsonl: cannot be read: No such file or directory"), ([{"prompt": "1", "reply": "2"}], "'answer'")],
 )
 def test_no_file_or_column(rows: list[dict[str, str]] | None, said: str, tmp_path: Path, eager_kernels: None) -> None:
     if rows is not None:

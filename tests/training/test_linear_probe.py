@@ -20,15 +20,14 @@ from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from mezo_cli.training import linear_probe as probing
 from tests import tiny
-from tests.command_line import Train, mezo, small
+from tests.command_line import Train, mezo, ok, small
 from tests.optim.test_mezo import outputs_of
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 NAMES = ["negative", "positive"]
 TEXTS = [Example((row["sentence"],), int(row["label"] == "positive")) for row in tiny.movie_rows(24)]  # train's
 STOCK = {"mlm": AutoModelForMaskedLM, "cls": AutoModelForSequenceClassification}
-
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def rows(n: int, labels: int, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +145,14 @@ def test_mezo_continues_from_the_probe_and_its_replay_is_bitwise_identical(train
     first, alone = (Run(tmp_path / name).evaluations("dev")[0] for name in ("run", "lp"))
     assert {**first, "seconds": 0} == {**alone, "seconds": 0}
     for step, name in (("0", "lp"), ("6", "run")):
-        said = mezo("replay", tmp_path / "run", "--step", step, "--out", tmp_path / step)
-        assert said.code == 0, said
+        said = ok("replay", tmp_path / "run", "--step", step, "--out", tmp_path / step)
         there = tmp_path / name / "checkpoints/last/model.safetensors"
         assert (tmp_path / step / "model.safetensors").read_bytes() == there.read_bytes()
+
+
+def test_peft_head_trains_from_a_linear_probe(train: Train, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(run, "peft=head", "init=linear_probe").code == 0
+    before = mezo("eval", run, "--checkpoint", "last").out
+    assert mezo("prune", run).code == 0
+    assert mezo("eval", run, "--checkpoint", "last").out == before

@@ -14,10 +14,10 @@ from mezo_cli.training import auto
 from tests.command_line import error_line, mezo, small
 from tests.interruption import last_weights
 
+pytestmark = pytest.mark.usefixtures("eager_kernels")
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "choose-a-rate.md"
 AUTO = "optimizer.lr=auto"
-
-pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 
 def words(roberta: Path, movies: Path, run: Path, *more: str) -> list[str]:

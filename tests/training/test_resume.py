@@ -19,9 +19,10 @@ from mezo_cli.runs.jsonl import JsonLines
 from mezo_cli.session import opening, restore
 from mezo_cli.session.opening import opened
 from tests import tiny
-from tests.command_line import Result, error_line, mezo, small
-from tests.interruption import interrupt_at
-from tests.replayed import replay_from_base
+from tests.command_line import Result, error_line, mezo, ok, small
+from tests.interruption import interrupted_at, replay_from_base
+
+pytestmark = pytest.mark.usefixtures("eager_kernels")
 
 MODES = {"full": [], "trajectory": ["checkpoint=trajectory"], "cls": ["objective=cls", "checkpoint_every=2"]}
 MODES["samples"] = ["optimizer.samples=2", "optimizer.weight_decay=0.1", "optimizer.schedule=linear"]
@@ -41,12 +42,8 @@ MODES["es"] = ["optimizer=es", "optimizer.members=4", "optimizer.anchor={l1: 1e-
 MODES["es two bytes"] = [*MODES["es"], "model.dtype=bfloat16", "optimizer.antithetic=true"]
 
 
-pytestmark = pytest.mark.usefixtures("eager_kernels")
-
-
 @pytest.fixture(scope="module")
 def movies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of all runs here."""
     return tiny.movie_folder(tmp_path_factory.mktemp("data") / "movies")
 
 
@@ -72,8 +69,7 @@ def cut(roberta: Path, movies: Path, tmp_path_factory: pytest.TempPathFactory) -
 
     def copy(mode: str, to: Path) -> Path:
         if not (home / mode).exists():
-            with pytest.MonkeyPatch.context() as patch:
-                interrupt_at(patch, FirstOrder if mode == "adamw" else Mezo, "step", 6)
+            with interrupted_at(FirstOrder if mode == "adamw" else Mezo, "step", 6):
                 assert mezo("train", *small(roberta, movies, home / mode, *MODES[mode])).code == 130
         shutil.copytree(home / mode, to)
         return to
@@ -112,7 +108,6 @@ CUTS: list[tuple[str, Any, str, int, bool]] = [
     ("after the summary", Run, "write_summary", 1, True),
 ]
 
-
 OTHERS = [("cls", 5), ("trajectory", 7), ("samples", 3), ("torch", 5), ("probe", 2), ("lp", 1), ("lp trajectory", 1)]
 OTHERS += [("momentum", 5), ("adam", 9), ("scalar", 10), ("adamw", 7), ("sgd", 8)]
 OTHERS += [("bfloat16", 3), ("float16", 5), ("es", 5), ("es two bytes", 7)]
@@ -126,14 +121,12 @@ def test_a_run_cut_anywhere_ends_bitwise_identical(
     _, owner, name, call, after = CUTS[cut]
     run = tmp_path / "run"
     words = small(roberta, movies, run, *MODES[mode])
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, owner, name, call, after)
+    with interrupted_at(owner, name, call, after):
         said = mezo("train", *words)
     assert (said.code, said.err) == (130, "error: interrupted\n"), said
     assert Run(run).status() == "interrupted"
     assert "interrupted" in mezo("runs", tmp_path).out
-    said = mezo("resume", run)
-    assert said.code == 0, said
+    said = ok("resume", run)
     assert state(run) == state(whole(mode))
 
 
@@ -177,18 +170,14 @@ def test_a_lost_tail_of_both_files_is_trained_again(
     if mode == "trajectory":
         data = (run / "trajectory.bin").read_bytes()
         (run / "trajectory.bin").write_bytes(data[:-16] + bytes(40))
-    said = mezo("resume", run)
-    assert said.code == 0, said
+    ok("resume", run)
     assert "resumed at step 3 of 6" in (run / "train.log").read_text()
     assert ("going back to step 3" in (run / "train.log").read_text()) == (mode == "trajectory")
     assert state(run) == state(whole(mode))
 
 
 def test_a_resumed_run_starts_from_the_newest_checkpoint(
-    whole: Callable[[str], Path],
-    cut: Callable[[str, Path], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    whole: Callable[[str], Path], cut: Callable[[str, Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long run would be replayed for days."""
     run = cut("full", tmp_path / "run")
@@ -207,17 +196,12 @@ def test_a_resumed_run_starts_from_the_newest_checkpoint(
 
 
 def test_stored_moments_are_not_rebuilt(
-    whole: Callable[[str], Path],
-    roberta: Path,
-    movies: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    whole: Callable[[str], Path], roberta: Path, movies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rebuilding them takes a draw of z per step of the run. A run without the file is rebuilt bitwise identically."""
     run, old = tmp_path / "run", tmp_path / "old"
     words = small(roberta, movies, run, *MODES["buffer"])
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, trajectory.Writer, "append", 5, after=True)
+    with interrupted_at(trajectory.Writer, "append", 5, after=True):
         mezo("train", *words)
     shutil.copytree(run, old)
     held = old / "checkpoints" / "last" / restore.OPTIMIZER_STATE
@@ -251,8 +235,7 @@ def test_a_long_replay_shows_its_progress(
     clock = iter(range(0, 10_000, 10))  # ten seconds pass at every look
     monkeypatch.setattr(console.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(restore, "PART", 2)
-    result = mezo("replay", run, "--step", "6", "--out", tmp_path / "out")
-    assert result.code == 0, result
+    result = ok("replay", run, "--step", "6", "--out", tmp_path / "out")
     assert "replaying the trajectory: 2 of 6 steps  0.2 steps/s  20 s left" in result.out
 
 
@@ -270,8 +253,7 @@ def test_without_its_checkpoints_it_is_replayed(
 
 def test_a_finished_run_is_left_as_it_is(whole: Callable[[str], Path]) -> None:
     before = {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()}
-    said = mezo("resume", whole("full"))
-    assert said.code == 0
+    said = ok("resume", whole("full"))
     assert "is finished: there is nothing to resume" in said.out
     assert {p: p.read_bytes() for p in whole("full").rglob("*") if p.is_file()} == before
 
@@ -299,8 +281,7 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
     model, data, run = tmp_path / "model", tmp_path / "movies", tmp_path / "run"
     shutil.copytree(roberta, model)
     shutil.copytree(movies, data)
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, Mezo, "step", 2)
+    with interrupted_at(Mezo, "step", 2):
         mezo("train", *small(model, data, run, "checkpoint=trajectory"))
     rows = (data / "dev.jsonl").read_text()
     (data / "dev.jsonl").write_text(rows.replace("film", "movie"))
@@ -311,9 +292,6 @@ def test_other_data_or_another_model_are_refused(roberta: Path, movies: Path, tm
     assert "started from other weights" in error_line(mezo("resume", run))
     shutil.copy(roberta / "model.safetensors", model / "model.safetensors")
     assert mezo("resume", run).code == 0
-
-
-# --- any step's weights ---
 
 
 def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callable[[str], Path]) -> None:
@@ -336,8 +314,7 @@ def test_best_last_and_any_step_are_evaluated_alike_in_every_mode(whole: Callabl
 @pytest.mark.parametrize("mode", ["full", "cls", "adam", "scalar"])
 def test_replay_is_bitwise_identical(mode: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     run, out = whole(mode), tmp_path / "out"
-    said = mezo("replay", run, "--step", "6", "--out", out)
-    assert said.code == 0
+    said = ok("replay", run, "--step", "6", "--out", out)
     new_head = "a new classification head, drawn from the seed: classifier.dense.bias"
     assert (new_head in (run / "train.log").read_text()) == (mode == "cls")
     assert "new classification head" not in said.out + said.err  # it is read from start.safetensors
