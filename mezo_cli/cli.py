@@ -24,9 +24,14 @@ from mezo_cli.errors import (
     shorten,
     without_credentials,
 )
-from mezo_cli.process.environment import IN_SWEEP, set_library_defaults
+from mezo_cli.process.environment import (
+    IN_SWEEP,
+    discard_output,
+    logs_without_credentials,
+    prepare_standard_streams,
+    set_library_defaults,
+)
 from mezo_cli.process.signals import termination_as_keyboard_interrupt
-from mezo_cli.process.streams import discard_output, logs_without_credentials, prepare_standard_streams
 from mezo_cli.process.versions import package_version
 
 app = typer.Typer(

@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mezo_cli.errors import without_credentials
-from mezo_cli.process.streams import discard_output
+from mezo_cli.process.environment import discard_output
 
 log = logging.getLogger("mezo")
 
@@ -335,13 +335,10 @@ def training_output(quiet: bool) -> Iterator[Console]:
         yield make_console() if quiet else console
 
 
-def announce(path: Path, quiet: bool) -> None:
-    """Announce the directory of a run: in the log, or, if `quiet`, as the one line on standard output."""
-    if quiet:
-        print_line(relative_path(path))
-        sys.stdout.flush()
-    else:
-        log.info("run    %s", relative_path(path))
+def announce(path: Path) -> None:
+    """Print the directory of a run, for a quiet command the one line on standard output, at once."""
+    print_line(relative_path(path))
+    sys.stdout.flush()
 
 
 @contextmanager

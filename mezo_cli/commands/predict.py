@@ -55,7 +55,8 @@ def predict(
         from mezo_cli.process.device_errors import explain_device_errors
         from mezo_cli.session.opening import prepare
 
-        ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
+        if ranks.size > 1:
+            ranks.check_same("input", "\n".join(str(row.columns or row.texts) for row in rows or []))
         explained = explain_device_errors(f"{opened.name}: predicting", "again when the device has more free memory")
         with prepare(opened.config, opened.load, splits=()).session as session, explained:
             max_length = session.encoder.max_length

@@ -80,7 +80,7 @@ def resume_run(
 
     with training_output(quiet) as console:
         if quiet:
-            announce(run.path.absolute(), quiet)
+            announce(run.path.absolute())
         execute(run, new, console, prepare if run.writes else None)
 
 

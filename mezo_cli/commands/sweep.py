@@ -139,7 +139,7 @@ def _run(plan: SweepPlan, record: SweepRecord, at_once: int, prints: bool, quiet
                 print_line(shlex.join(["mezo", *jobs.words_of(job, plan.config_dir, plan.code)]))
             return 0
         if quiet:
-            announce(plan.directory, quiet)
+            announce(plan.directory)
         words = {number: jobs.words_of(job, plan.config_dir) for number, job in left.items()}
         try:
             if workers is not None:

@@ -7,15 +7,13 @@ from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
 from mezo_cli.commands.new_run import check_new_run
 from mezo_cli.config import compose
 from mezo_cli.config.stored import to_yaml
-from mezo_cli.console import announce, json_at_end, training_output
-from mezo_cli.distributed.launch import check_command
+from mezo_cli.console import announce, json_at_end, log, relative_path, training_output
 from mezo_cli.distributed.ranks import joined
 from mezo_cli.runs.run import Run, describe_run
 
 
 def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False, as_json: bool = False) -> None:
     """Compose the config, create the run directory and train; if `quiet`, print that directory and warnings only."""
-    check_command("train")
     quiet = quiet or as_json
     with joined() as ranks, json_at_end(as_json) as told, training_output(quiet) as console:
         job = compose.load(overrides, config_dir)
@@ -32,5 +30,8 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False,
         assert shared is not None
         run = shared[0]
         told[run.path] = lambda: describe_run(run.path)
-        announce(run.path, quiet)
+        if quiet:
+            announce(run.path)
+        else:
+            log.info("run    %s", relative_path(run.path))
         execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends

@@ -127,7 +127,7 @@ class _Search:
     def run(self) -> int:
         """Run the trials that are left; return the exit status."""
         if self.quiet:
-            announce(self.folder, self.quiet)
+            announce(self.folder)
         try:
             while (trial := self._next()) is not None:
                 self._run_trial(trial)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from mezo_cli.commands.evaluate import open_with_own
 from mezo_cli.commands.open_run import Opened
-from mezo_cli.config.schema import Splits
 from mezo_cli.console import console_logging, make_console, print_line
 from mezo_cli.errors import join
 from mezo_cli.process.signals import import_torch
@@ -58,12 +57,12 @@ def _checks(opened: Opened) -> Iterator[Check]:
     run, config = opened.run, opened.config
     summary, info = run.read_summary(), run.info()
     step, last, recorded = summary["best"]["step"], summary["steps"], info["weights"]
-    seen: list[Splits] = []
     load = partial(opened_at, config, run, None if config.optimizer.replayable else "best")
-    prepared = prepare(config, load, seen.append, trains=True)
+    prepared = prepare(config, load, trains=True)
     with prepared.session as session:
-        same, fingerprint = seen[0].fingerprint == info["data_fingerprint"], info["data_fingerprint"][:12]
-        yield same, "data", f"rows of sha256 {seen[0].fingerprint[:12]}, {_recorded(fingerprint, same)}"
+        rows, fingerprint = prepared.splits.fingerprint, info["data_fingerprint"]
+        same = rows == fingerprint
+        yield same, "data", f"rows of sha256 {rows[:12]}, {_recorded(fingerprint[:12], same)}"
         replay = restore.replayed(session, run, [step, last])
         if config.optimizer.replayable:
             next(replay)

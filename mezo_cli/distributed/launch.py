@@ -1,10 +1,9 @@
 """How this process was started: alone, or as one of the ranks of a `torchrun` or `srun`. Imports no torch."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from mezo_cli.errors import UserError, join
 
@@ -54,14 +53,10 @@ def silent_followers() -> Iterator[None]:
     if launch is None or launch[0] == 0:
         yield
         return
-    before = sys.stdout, sys.stderr
-    with open(os.devnull, "w", encoding="utf-8") as null:
-        sys.stdout = sys.stderr = null
+    with open(os.devnull, "w", encoding="utf-8") as null, redirect_stdout(null), redirect_stderr(null):
         try:
             yield
         except SystemExit as error:
             if error.code not in (None, 0, 130) and "TORCHELASTIC_RUN_ID" in os.environ:
                 time.sleep(WAIT_SECONDS)
             raise
-        finally:
-            sys.stdout, sys.stderr = before

@@ -250,10 +250,7 @@ class Ranks:
 
 
 class Alone(Ranks):
-    """A process that works alone: all is its own, and nothing is exchanged."""
-
-    def start(self, config: Config) -> None:
-        """There is nothing to open."""
+    """A process that works alone: all is its own. What it neither starts nor compares is not called for it."""
 
     def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
         """Return the values as they are, on their device and with their graph."""
@@ -263,21 +260,13 @@ class Alone(Ranks):
         """Return the flag."""
         return flag
 
-    def check_same(self, what: str, text: str, raises: type[UserError | RunFailed] = UserError) -> None:
-        """There is nothing to compare."""
-
     def from_first(self, text: str = "") -> str:
         """Return the text."""
         return text
 
 
 ALONE = Alone(0, 1, store=None)
-_current: ContextVar[Ranks] = ContextVar("ranks", default=ALONE)
-
-
-def current() -> Ranks:
-    """Return the ranks that share the work of this process; `ALONE` where there are no others."""
-    return _current.get()
+current: ContextVar[Ranks] = ContextVar("ranks", default=ALONE)  # that share the work of this process
 
 
 @contextmanager
@@ -305,7 +294,7 @@ def joined() -> Iterator[Ranks]:
     code = [f"{name} {found.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
     code.append(f"source files with sha256 {versions.source_digest()[:16]}")  # what results depend on
     ranks = Ranks(*launch, _meet(*launch))
-    token = _current.set(ranks)
+    token = current.set(ranks)
     try:
         ranks.check_same("version", "\n".join(code))
         yield ranks
@@ -313,7 +302,7 @@ def joined() -> Iterator[Ranks]:
     except BaseException as error:
         ranks.end_all(error)
     finally:
-        _current.reset(token)
+        current.reset(token)
         ranks.close()
 
 

@@ -179,7 +179,7 @@ class MezoOptimizer(torch.optim.Optimizer):
     def update(self) -> None:
         """Update the weights by what `estimate` has computed: the second half of a step."""
         assert self.result is not None
-        groups = self._groups_at(_base_lr(self.param_groups))
+        groups = self._groups()
         if self._path is not None:
             if self._writer is None:
                 at_start = self._model, self.forward.params, groups, self.settings
@@ -265,10 +265,9 @@ class MezoOptimizer(torch.optim.Optimizer):
             log.warning("MezoOptimizer: read outside their modules, so perturbed in place: %s", join(self.uncovered))
         self._started = True
 
-    def _groups_at(self, base_lr: float) -> list[dict[str, Any]]:
+    def _groups(self) -> list[dict[str, Any]]:
         """Return the groups as the trajectory has them: `names` of tuned tensors, `lr_ratio`, `weight_decay`."""
-        tuned = self.forward.params.tensors
-        groups = []
+        tuned, base_lr, groups = self.forward.params.tensors, _base_lr(self.param_groups), []
         for group in self.param_groups:
             lr, ratio = float(group["lr"]), group["lr_ratio"]
             if abs(lr - base_lr * ratio) > RATIO_TOLERANCE * abs(lr):

@@ -60,15 +60,6 @@ def batches_by_length(rows: Rows, size: int) -> list[list[int]]:
     return [order[start : start + size] for start in range(0, len(rows), size)]
 
 
-def longest_first(rows: Rows) -> list[Any]:
-    """Return the rows by their number of tokens, those of answers and candidates among them, the longest first."""
-
-    def tokens(row: Any) -> int:
-        return sum(map(len, [row.input_ids, getattr(row, "answer_ids", ()), *getattr(row, "candidates", ())]))
-
-    return sorted(rows, key=tokens, reverse=True)
-
-
 def to_device(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     """Return the arrays as tensors on `device`, int64 or bool. There they are parts of one tensor: one copy moves all.
 

@@ -130,7 +130,7 @@ def _build_session(
     forward.set_compute_dtype(loaded.compute_dtype)
     if streamed is None:
         objective.outputs(objective.collate(check.rows))  # a model may not support this dtype
-    ranks = current()
+    ranks = current.get()
     forward.ranks = ranks if ranks.split == "directions" else ALONE
     return Session(config, loaded, forward, objective, optimizer, encoder, ranks)
 
@@ -187,11 +187,12 @@ def prepare(
         trains: steps will be taken. The weights are then compared among the ranks where nothing changes them any more.
         tells: whether the notes on the rows are logged.
     """
-    ranks = current()
-    if not ranks.split:
+    ranks = current.get()
+    if ranks.size > 1 and not ranks.split:
         ranks.start(config)
     found = data.load_splits(config, tells) if splits else Splits([], [], None)
-    ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
+    if ranks.size > 1:
+        ranks.check_same("set of rows", f"rows of sha256 {found.fingerprint[:16]}")
     if trains and ranks.split == "rows" and (count := min(config.batch_size, len(found.train))) < ranks.size:
         raise UserError(f"distributed.split=rows: a step has {count} rows, fewer than {ranks.size} ranks")
     if check is not None:

@@ -24,8 +24,7 @@ from mezo_cli.config.overrides import quote
 from mezo_cli.config.stored import OwnCode
 from mezo_cli.console import log
 from mezo_cli.errors import UserError, first_line
-from mezo_cli.process.environment import IN_SWEEP, environment, visible_gpus
-from mezo_cli.process.streams import discard_output
+from mezo_cli.process.environment import IN_SWEEP, discard_output, environment, visible_gpus
 from mezo_cli.runs.run import Run, describe_run
 from mezo_cli.sweep.plan import SweepPlan
 
@@ -79,7 +78,14 @@ class Workers:
     def start(self, words: Sequence[str], share: Mapping[str, str]) -> BaseProcess:
         """Start `mezo WORDS`, which sees a share of the GPUs."""
         with environment(self._variables):  # torch reads the number of threads when the server imports it
-            _start_server()
+            # Ctrl-C reaches neither the server nor a job that begins: they inherit that the signal is blocked. The
+            # server ignores it only after its imports, seconds later.
+            resource_tracker.ensure_running()  # it would unblock the signal in what follows
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             variables = {**os.environ, **share, IN_SWEEP: "1"}
             process = self._context.Process(target=_run, args=(list(words), variables, self._cwd, self._shown))
             process.start()
@@ -110,19 +116,6 @@ class Workers:
         except BaseException:
             stop([process for process, *_ in running.values()])
             raise
-
-
-def _start_server() -> None:
-    """Start the process from which jobs are forked, unless it runs; Ctrl-C does not reach it, nor a job that begins.
-
-    It blocks the signal, as processes inherit, because it ignores the signal only after its imports, seconds later.
-    """
-    resource_tracker.ensure_running()  # it would unblock the signal here
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop(processes: Sequence[BaseProcess]) -> None:

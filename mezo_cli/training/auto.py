@@ -25,7 +25,6 @@ from mezo_cli.data.sampling import make_sampler
 from mezo_cli.distributed.ranks import ALONE, current
 from mezo_cli.errors import RunFailed, RunStopped, UserError
 from mezo_cli.models.quantized import count_parameters
-from mezo_cli.objectives.collate import longest_first
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
@@ -54,7 +53,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
 
     def tick() -> None:
         ticks.append(time.perf_counter())
-        if config.max_seconds is not None and current().first_says(ticks[-1] - ticks[0] >= config.max_seconds):
+        if config.max_seconds is not None and current.get().first_says(ticks[-1] - ticks[0] >= config.max_seconds):
             raise RunStopped
 
     steps = steps_of(config)
@@ -164,7 +163,7 @@ def with_chosen_micro_batch(config: Config, run: Run) -> Config:
     first = config.replace(micro_batch_size=1)
     first = with_rate(first, 0.0) if config.optimizer.picks_rate else first
     with prepare(first, trains=True, tells=False) as prepared:
-        session, ranks = prepared.session, current()
+        session, ranks = prepared.session, current.get()
         session.ranks = session.forward.ranks = ALONE  # each rank tries for itself
         shared = ranks.size if ranks.split == "rows" else 1
         rows = [math.ceil(min(config.batch_size, len(prepared.rows["train"])) / shared)]
@@ -184,8 +183,12 @@ def with_chosen_micro_batch(config: Config, run: Run) -> Config:
 def trial(prepared: Prepared) -> Callable[[int], None]:
     """Return a function that takes a step and evaluates, with so many of the longest rows in one forward."""
     session = prepared.session
-    train = longest_first(prepared.rows["train"])[: session.config.batch_size]
-    of_all = longest_first([row for rows in prepared.rows.values() for row in rows])
+
+    def tokens(row: Any) -> int:  # those of answers and candidates among them
+        return sum(map(len, [row.input_ids, getattr(row, "answer_ids", ()), *getattr(row, "candidates", ())]))
+
+    train = sorted(prepared.rows["train"], key=tokens, reverse=True)[: session.config.batch_size]
+    of_all = sorted((row for rows in prepared.rows.values() for row in rows), key=tokens, reverse=True)
 
     def take(size: int) -> None:
         session.config = session.objective.config = session.config.replace(micro_batch_size=size)

@@ -7,7 +7,6 @@ cross-validation on train, unless `probe_c` gives C.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,23 +24,6 @@ FOLDS = 5
 MAX_ITERATIONS = 5000
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A fitted regression. `weight` [labels, width] and `bias` [labels] (None without an intercept), float32.
-
-    `validated` is the accuracy in cross-validation, one number per C of the grid; empty if C was given or train was
-    too small to split (`folds` is 0).
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    C: float
-    folds: int
-    validated: list[float]
-    train_accuracy: float
-    converged: bool
-
-
 @torch.no_grad()
 def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict[str, Any]:
     """Fit the probe on `rows` and write it into the output layer of the session's model.
@@ -54,23 +36,14 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
     assert isinstance(session.objective, Classification)
     layer, label_rows = session.objective.output_layer()
     x, labels = compute_features(session, layer, rows), np.array([row.label for row in rows])
-    fitted = fit(x, labels, config.task.labels, config.probe_c, intercept=layer.bias is not None)
-    _write(session, layer, label_rows, fitted)
-    how = f"chosen by {fitted.folds}-fold cross-validation" if fitted.folds else "not cross-validated"
-    accuracy = 100 * fitted.train_accuracy
-    log.info("probe  %d rows, %d features, C %.4g (%s): train accuracy %.1f%%", *x.shape, fitted.C, how, accuracy)
-    if not fitted.converged:
+    weight, bias, record = fit(x, labels, config.task.labels, config.probe_c, intercept=layer.bias is not None)
+    _write(session, layer, label_rows, weight, bias)
+    how = f"chosen by {record['folds']}-fold cross-validation" if record["folds"] else "not cross-validated"
+    figures = (*x.shape, record["C"], how, 100 * record["train_accuracy"])
+    log.info("probe  %d rows, %d features, C %.4g (%s): train accuracy %.1f%%", *figures)
+    if not record["converged"]:
         log.warning("warning: the probe's regression did not converge in %d iterations", MAX_ITERATIONS)
-    return {
-        "rows": x.shape[0],
-        "width": x.shape[1],
-        "forwards": -(-len(rows) // config.batch_size),
-        "C": fitted.C,
-        "folds": fitted.folds,
-        "validated": {f"{c:.4g}": score for c, score in zip(STRENGTHS, fitted.validated, strict=False)},
-        "train_accuracy": fitted.train_accuracy,
-        "converged": fitted.converged,
-    }
+    return {"rows": x.shape[0], "width": x.shape[1], "forwards": -(-len(rows) // config.batch_size), **record}
 
 
 @torch.no_grad()
@@ -89,7 +62,9 @@ def compute_features(session: Session, layer: nn.Module, rows: Sequence[Tokenize
     return torch.cat(parts).numpy()
 
 
-def fit(x: np.ndarray, labels: np.ndarray, names: Sequence[str], C: float | None, *, intercept: bool = True) -> Fit:
+def fit(
+    x: np.ndarray, labels: np.ndarray, names: Sequence[str], C: float | None, *, intercept: bool = True
+) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
     """Fit scikit-learn's logistic regression (L2, lbfgs, multinomial).
 
     With two labels scikit-learn fits one row w, for the second; rows -w/2 and w/2 give the same probabilities.
@@ -102,6 +77,10 @@ def fit(x: np.ndarray, labels: np.ndarray, names: Sequence[str], C: float | None
             the rows (stratified, in their order; the stronger penalty on a tie); 1, scikit-learn's default, if a
             label has only one row.
         intercept: whether the output layer has a bias.
+
+    Returns:
+        The weight [labels, width] and the bias [labels], None without an intercept, float32; and C, folds, validated,
+        train_accuracy, converged. `validated` is empty, and `folds` 0, if C was given or train was too small to split.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -114,7 +93,7 @@ def fit(x: np.ndarray, labels: np.ndarray, names: Sequence[str], C: float | None
     if not np.isfinite(x).all():
         raise UserError("init=linear_probe: the model's features are not finite: the weights are damaged")
     folds = min(FOLDS, int(counts.min())) if C is None else 0
-    validated: list[float] = []
+    validated: dict[str, float] = {}  # C -> accuracy
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if folds >= 2:
@@ -122,29 +101,29 @@ def fit(x: np.ndarray, labels: np.ndarray, names: Sequence[str], C: float | None
             search = GridSearchCV(
                 plain, {"C": STRENGTHS}, scoring="accuracy", cv=StratifiedKFold(folds), refit=False
             ).fit(x, labels)
-            C, validated = float(search.best_params_["C"]), [float(s) for s in search.cv_results_["mean_test_score"]]
+            C, means = float(search.best_params_["C"]), search.cv_results_["mean_test_score"]
+            validated = {f"{c:.4g}": float(mean) for c, mean in zip(STRENGTHS, means, strict=True)}
         caught.clear()  # only the final fit must converge
         model = LogisticRegression(C=1.0 if C is None else C, max_iter=MAX_ITERATIONS, fit_intercept=intercept)
         model.fit(x, labels)
     weight, bias = torch.from_numpy(model.coef_), torch.from_numpy(np.atleast_1d(model.intercept_))
     if len(names) == 2:
         weight, bias = torch.cat([-weight / 2, weight / 2]), torch.cat([-bias / 2, bias / 2])
-    return Fit(
-        weight=weight.float(),
-        bias=bias.float() if intercept else None,
-        C=float(model.C),
-        folds=folds if validated else 0,
-        validated=validated,
-        train_accuracy=float((model.predict(x) == labels).mean()),
-        converged=not any(issubclass(w.category, ConvergenceWarning) for w in caught),
-    )
+    record = {
+        "C": float(model.C),
+        "folds": folds if validated else 0,
+        "validated": validated,
+        "train_accuracy": float((model.predict(x) == labels).mean()),
+        "converged": not any(issubclass(w.category, ConvergenceWarning) for w in caught),
+    }
+    return weight.float(), bias.float() if intercept else None, record
 
 
-def _write(session: Session, layer: nn.Linear, label_rows: Tensor | None, fitted: Fit) -> None:
+def _write(session: Session, layer: nn.Linear, label_rows: Tensor | None, weight: Tensor, bias: Tensor | None) -> None:
     """Write the rows into the output layer, and list them as initial weights that the base checkpoint does not have."""
     loaded = session.loaded
     names = {id(p): name for name, p in loaded.model.named_parameters()}
-    for tensor, value in ((layer.weight, fitted.weight), (layer.bias, fitted.bias)):
+    for tensor, value in ((layer.weight, weight), (layer.bias, bias)):
         if value is None:
             continue
         if label_rows is None:

@@ -60,7 +60,7 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
         RunFailed: when the loss is not finite, memory runs out, or the run directory cannot be written.
     """
     reset_peak_memory()
-    ranks = current()  # of which the first alone looks
+    ranks = current.get()  # of which the first alone looks
     found = ranks.from_first(str(recovery.find_resume_step(config, run)) if ranks.is_first else "")
     resumed = None if found == "None" else int(found)  # None for a new run
     load = None if resumed is None else partial(opened, config, run)  # at the start, as a new run's
@@ -69,7 +69,7 @@ def train(config: Config, run: Run, console: Console, before: float = 0.0) -> di
     failures = explain_device_errors("", smaller_batches(config), RunFailed)
     with prepared.session as session, failures, torch.no_grad():
         forgetting = _begin(prepared, run, resumed)
-        run_log, train, texts = RunLog(config, run, current(), before), prepared.rows["train"], prepared.splits.test
+        run_log, train, texts = RunLog(config, run, ranks, before), prepared.rows["train"], prepared.splits.test
         scores = Evaluations(run_log, prepared.rows | {"train": limit(train, TRAIN_ROWS)}, console, forgetting)
         sampler = prepared.sampler
         running: AbstractContextManager[Engine | None] = nullcontext()
@@ -185,9 +185,11 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
     """
     session, splits, sampler, rows = prepared.session, prepared.splits, prepared.sampler, prepared.rows
     config, is_new = session.config, resumed is None
-    dtype = config.model.computes_in
-    test = "no test split" if splits.test is None else f"{len(splits.test)} test"
-    log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
+    # What the forwards are computed with, from which step on: another machine may go on with a run.
+    arithmetic = list(run.info().get("arithmetic") or []) if resumed else []
+    here = describe_arithmetic(session.loaded.device, config.model.computes_in)
+    if not arithmetic or {**arithmetic[-1], **here} != arithmetic[-1]:
+        arithmetic.append({"from_step": resumed or 0, **here})
     run.update(
         data_fingerprint=splits.fingerprint,
         keep_sha256=_keep_sha256(config),
@@ -196,15 +198,14 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
         **session.objective.describe(),
         metric=config.chosen_metric,
         device=device_name(session.loaded.device),
-        arithmetic=_arithmetic(run, resumed, describe_arithmetic(session.loaded.device, dtype)),
+        arithmetic=arithmetic,
         matmul_precision=torch.get_float32_matmul_precision(),
         task_version=config.task.version,
         trainable=session.trainable(),
     )
     if is_new:
         run.update(model_revision=session.loaded.revision, data_revision=splits.revision)
-    _warn_of_shared_rows(prepared)
-    _log_model(prepared)
+    _log_rows_and_model(prepared)
     with explain_device_errors("before the first step", smaller_batches(config)):
         if is_new and config.init == "linear_probe":
             run.update(probe=fit_output_layer(session, rows["train"]))
@@ -220,14 +221,6 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
     if session.ranks.size > 1:
         log.info("ranks  %d ranks share the %s of each step", session.ranks.size, session.ranks.split)
     return forgetting
-
-
-def _arithmetic(run: Run, resumed: int | None, here: dict[str, str]) -> list[dict[str, Any]]:
-    """Return what the forwards are computed with, from which step on: another machine may go on with a run."""
-    earlier = list(run.info().get("arithmetic") or []) if resumed else []
-    if earlier and {**earlier[-1], **here} == earlier[-1]:
-        return earlier
-    return [*earlier, {"from_step": resumed or 0, **here}]
 
 
 def _check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
@@ -247,19 +240,18 @@ def _keep_sha256(config: Config) -> str | None:
         raise UserError(f"data.keep={file}: {error.strerror}") from error
 
 
-def _warn_of_shared_rows(prepared: Prepared) -> None:
-    encoder = prepared.session.encoder
-    named = {name: getattr(prepared.splits, name) for name, rows in prepared.rows.items() if rows}
-    if not prepared.session.config.task.labels:
+def _log_rows_and_model(prepared: Prepared) -> None:
+    session, config, trainable = prepared.session, prepared.session.config, prepared.session.trainable()
+    splits, encoder = prepared.splits, session.encoder
+    test = "no test split" if splits.test is None else f"{len(splits.test)} test"
+    log.info("data   %s: %d train, %d dev, %s", config.data.name, len(splits.train), len(splits.dev), test)
+    named = {name: getattr(splits, name) for name, rows in prepared.rows.items() if rows}
+    if not config.task.labels:
         named = {name: [Example((encoder.distinct_text(row),), -1) for row in prepared.rows[name]] for name in named}
     shared = {other: count for (first, other), count in shared_rows(named).items() if first == "train" and count}
     if shared:
         parts = [f"{count:,} of {len(named[other]):,} rows of {other}" for other, count in shared.items()]
         log.warning("warning: data: %s are in train, too: their scores are too good", join(parts))
-
-
-def _log_model(prepared: Prepared) -> None:
-    session, config, trainable = prepared.session, prepared.session.config, prepared.session.trainable()
     log.info(
         "model  %s on %s%s: training %s parameters (%.3g%%) in %d tensor%s",
         config.model.path,

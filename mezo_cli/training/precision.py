@@ -49,7 +49,7 @@ class Agreement:
 
 def with_compute_dtype(config: Config, run: Run) -> Config:
     """Return the config with a dtype of its forwards, chosen once, by rank 0, which its files have then."""
-    chosen = current().from_first(models.resolved(config.model).computes_in)
+    chosen = current.get().from_first(models.resolved(config.model).computes_in)
     found = config.replace(model=config.model.replace(compute_dtype=chosen))
     recovery.change_config(run, found, {"model.compute_dtype": None}, {"model.compute_dtype": chosen})
     return found

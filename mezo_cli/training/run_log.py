@@ -70,7 +70,25 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
         self.run.update(weights_fingerprint=fingerprint)
         if optimizer.replayable:
             optimizer.keep_start(session.params)
-            header = _make_header(session, fingerprint)
+            chosen, drawn, dtype = self.config.optimizer, zeroth_order(self.config.optimizer), self.config.model.dtype
+            names = [name for name in type(chosen).model_fields if name not in ("name", *CLIP_SETTINGS)]
+            clipped = getattr(drawn, "clip_g", None) is not None
+            header = trajectory.Header(
+                fingerprint=fingerprint,
+                optimizer=chosen.name,
+                noise=drawn.noise,
+                seed=self.config.seed,
+                samples=drawn.record_width,
+                weight_decay=drawn.weight_decay,
+                tensors=[(name, list(p.shape)) for name, p in session.params.tensors.items()],
+                settings={name: getattr(chosen, name) for name in names},
+                dtype=dtype,
+                rounding=trajectory.ROUNDINGS[dtype],
+                decay="float64" if drawn.weight_decay else None,
+                scalars=optimizer.scalar,
+                clip={name: getattr(drawn, name) for name in CLIP_SETTINGS} if clipped else None,
+                nonnegative=[*session.params.nonnegative] or None,
+            )
             self._trajectory = trajectory.Writer(self.run.open_trajectory(), header)
             self._trajectory.sync()
         self._loggers.open()
@@ -192,26 +210,3 @@ class RunLog(contextlib.AbstractContextManager["RunLog"]):
         stored = read_object(path, hint)
         dtype = getattr(torch, stored["dtype"])
         return stored["step"], {split: torch.tensor(rows, dtype=dtype) for split, rows in stored["rows"].items()}
-
-
-def _make_header(session: Session, fingerprint: str) -> trajectory.Header:
-    config, params = session.config, session.params
-    chosen, drawn, dtype = config.optimizer, zeroth_order(config.optimizer), config.model.dtype
-    names = [name for name in type(chosen).model_fields if name not in ("name", *CLIP_SETTINGS)]
-    clipped = getattr(drawn, "clip_g", None) is not None
-    return trajectory.Header(
-        fingerprint=fingerprint,
-        optimizer=chosen.name,
-        noise=drawn.noise,
-        seed=config.seed,
-        samples=drawn.record_width,
-        weight_decay=drawn.weight_decay,
-        tensors=[(name, list(p.shape)) for name, p in params.tensors.items()],
-        settings={name: getattr(chosen, name) for name in names},
-        dtype=dtype,
-        rounding=trajectory.ROUNDINGS[dtype],
-        decay="float64" if drawn.weight_decay else None,
-        scalars=session.optimizer.scalar,
-        clip={name: getattr(drawn, name) for name in CLIP_SETTINGS} if clipped else None,
-        nonnegative=[*params.nonnegative] or None,
-    )

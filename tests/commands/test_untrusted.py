@@ -14,7 +14,7 @@ import yaml
 from mezo_cli.config.choices import CONF
 from mezo_cli.config.stored import read_config
 from mezo_cli.errors import without_credentials
-from mezo_cli.process.streams import logs_without_credentials
+from mezo_cli.process.environment import logs_without_credentials
 from mezo_cli.runs import Run
 from mezo_cli.runs.jsonl import add_checksum, write_object
 from mezo_cli.session.restore import find_step

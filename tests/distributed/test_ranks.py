@@ -96,7 +96,7 @@ def test_other_ranks_of_torchrun_let_rank_0_end_first(two_ranks: None, monkeypat
 
 def test_fewer_rows_than_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = SimpleNamespace(split="rows", size=65, check_same=lambda what, text: None)
-    monkeypatch.setattr("mezo_cli.session.opening.current", lambda: ranks)
+    monkeypatch.setattr("mezo_cli.session.opening.current", SimpleNamespace(get=lambda: ranks))
     with pytest.raises(UserError, match="a step has 64 rows, fewer than 65 ranks"):
         prepare(build_config(["data=demo"]), trains=True)
 
