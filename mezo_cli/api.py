@@ -4,6 +4,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from json import JSONEncoder
@@ -70,8 +71,7 @@ def finetune(
         RunStopped: when training has taken `max_seconds`, with `at_limit=stop`; `mezo resume` continues the run.
         RunFailed: when the run fails after training began.
     """
-    from mezo_cli.commands.execute import execute
-    from mezo_cli.commands.new_run import check_new_run
+    from mezo_cli.commands.execute import check_new_run, execute
     from mezo_cli.config.base import own_function
     from mezo_cli.config.choices import find_choices
     from mezo_cli.config.compose import build_config
@@ -132,7 +132,7 @@ def finetune(
             raise UserError(in_memory(str(error), folder / "data")) from error
 
 
-class LoadedRun:
+class LoadedRun(AbstractContextManager["LoadedRun"]):
     """A run's model at one checkpoint, to predict with.
 
     Attributes:
@@ -145,9 +145,6 @@ class LoadedRun:
 
         self._session = session
         self.labels, self.columns = list(session.config.task.labels), prompt_columns(session.config.data_task)
-
-    def __enter__(self) -> "LoadedRun":
-        return self
 
     def __exit__(self, *of_error: object) -> None:
         self.close()

@@ -318,10 +318,7 @@ def compare(
 
 
 @app.command(rich_help_panel="Look at runs")
-def show(
-    run: RunDir,
-    as_json: AsJson = False,
-) -> None:
+def show(run: RunDir, as_json: AsJson = False) -> None:
     """Show one run: what it was, its result, how it went, its settings."""
     from mezo_cli.commands import show
 

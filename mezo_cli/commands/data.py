@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mezo_cli.commands.new_run import load_encoder
+from mezo_cli.commands.execute import load_encoder
 from mezo_cli.commands.own_task import propose_command
 from mezo_cli.config.compose import build_config
 from mezo_cli.config.schema import Example

@@ -116,7 +116,7 @@ def open_with_own(path: Path, checkpoint: str | None, base: Path | None, overrid
 
 
 def _evaluate_split(config: Config, name: str, opened: Opened | None, split: str, console: Console) -> "Evaluation":
-    from mezo_cli.process.device_errors import explain_device_errors
+    from mezo_cli.process.memory import explain_device_errors
     from mezo_cli.session.opening import prepare
 
     def check(splits: Splits) -> None:

@@ -1,4 +1,4 @@
-"""Train in a run directory, which the ranks of a torchrun may share, and log the results: train, resume and the API."""
+"""What train, resume, sweeps and the API share: check a new run, and train in its directory, which ranks may share."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from rich.console import Console
 from mezo_cli.config.explain import readers
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.schema import Config
-from mezo_cli.config.stored import from_yaml, own_code_used, to_yaml
+from mezo_cli.config.stored import check_server_given, from_yaml, own_code_used, to_yaml
 from mezo_cli.console import format_duration, log
 from mezo_cli.distributed.ranks import Ranks
 from mezo_cli.errors import UserError, join
@@ -20,7 +20,52 @@ from mezo_cli.process.signals import import_torch
 from mezo_cli.report.document import conclusion, next_command, results
 from mezo_cli.report.entries import Entry
 from mezo_cli.report.terminal import result_lines
+from mezo_cli.rewards.spec import NO_REWARD, reward_spec
 from mezo_cli.runs import ReadOnlyRun, Run
+
+# --- before there is a directory ---
+
+
+def check_new_run(config: Config) -> None:
+    """Check that the objective has what it needs, and if it continues prompts that the model does, and has room."""
+    check_server_given(config)
+    check_reward(config)
+    if not config.objective.needs_labels:
+        encoder = load_encoder(config)
+        if config.data.keep is not None:
+            from mezo_cli.data.texts import read_kept_rows
+
+            read_kept_rows(config, Path(config.data.keep), encoder.tokenizer)
+
+
+def check_reward(config: Config) -> None:
+    """Open the reward, which checks its file and its parameters; the data are read where these name columns."""
+    if (reward := reward_spec(config)) is not None:
+        from mezo_cli.rewards.scoring import Reward  # numpy, which composing a config does not need
+
+        with Reward(reward) as opened:
+            if opened.needed:
+                from mezo_cli.data.sources import open_source
+
+                opened.check_columns(open_source(config.data_task, config.data).columns)
+    elif config.objective.loss == "reward":
+        raise UserError(f"objective.loss=reward: {NO_REWARD}")
+
+
+def load_encoder(config: Config) -> Any:
+    """Return the encoder of a run's rows, with room for completions, without the model's weights."""
+    import_torch()
+    from mezo_cli import models
+    from mezo_cli.objectives import OBJECTIVES
+
+    objective = OBJECTIVES.implementation(config.objective.name)
+    encoder = objective.encoder_class(config.task, models.load_tokenizer(config.model, objective.model_kind))
+    if room := config.objective.completion_tokens(config):
+        encoder.leave_room(room)
+    return encoder
+
+
+# --- in a directory that this process has claimed ---
 
 
 def execute(run: Run, config: Config, console: Console, prepare: Callable[[], None] | None = None) -> dict[str, Any]:
@@ -65,6 +110,9 @@ def _log_results(run: Run, summary: dict[str, Any], config: Config) -> None:
         log.info("verdict  %s", told)
     if IN_SWEEP not in os.environ and (command := next_command(entry)):  # a sweep ends with its comparison
         log.info("next     %s", command)
+
+
+# --- among ranks ---
 
 
 def broadcast_run(ranks: Ranks, claimed: tuple[Run, Config] | None) -> tuple[Run, Config] | None:

@@ -52,7 +52,7 @@ def predict(
             raise UserError(f"{opened.name} has task.demonstrations={task.demonstrations}, and {why}")
         rows = texts.from_words(words, task) if words else None if file is None else texts.from_file(file, task)
         import_torch()
-        from mezo_cli.process.device_errors import explain_device_errors
+        from mezo_cli.process.memory import explain_device_errors
         from mezo_cli.session.opening import prepare
 
         if ranks.size > 1:

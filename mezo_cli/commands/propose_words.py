@@ -17,7 +17,7 @@ from mezo_cli.console import make_error_console, progress_bar
 from mezo_cli.diagnosis.label_words import BATCH, chance_error, separation
 from mezo_cli.errors import UserError, join
 from mezo_cli.objectives import OBJECTIVES
-from mezo_cli.process.device_errors import explain_device_errors
+from mezo_cli.process.memory import explain_device_errors
 from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session, not_finite_at_start, smaller_model
 from mezo_cli.tasks.encoder import whole_words

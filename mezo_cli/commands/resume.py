@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
-from mezo_cli.commands.new_run import check_reward
+from mezo_cli.commands.execute import broadcast_run, check_reward, check_shareable, execute
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.stored import (
     OwnCode,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mezo_cli.commands.new_run import check_new_run
+from mezo_cli.commands.execute import check_new_run
 from mezo_cli.config.stored import OwnCode, check_stored, for_workers, is_same_run, own_keys, split_own_code
 from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError

@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from mezo_cli.commands.execute import broadcast_run, check_shareable, execute
-from mezo_cli.commands.new_run import check_new_run
+from mezo_cli.commands.execute import broadcast_run, check_new_run, check_shareable, execute
 from mezo_cli.config import compose
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.console import announce, json_at_end, log, relative_path, training_output
@@ -30,8 +29,7 @@ def train(overrides: Sequence[str], config_dir: str | None, quiet: bool = False,
         assert shared is not None
         run = shared[0]
         told[run.path] = lambda: describe_run(run.path)
-        if quiet:
+        log.info("run    %s", relative_path(run.path))
+        if quiet:  # which shows no such line
             announce(run.path)
-        else:
-            log.info("run    %s", relative_path(run.path))
         execute(run, job.config, console)  # the config of each rank has the user's own code, which none sends

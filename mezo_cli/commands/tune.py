@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mezo_cli.commands.new_run import check_new_run
+from mezo_cli.commands.execute import check_new_run
 from mezo_cli.commands.sweep import PRELOADED, check_given_again, print_failed, why_not_finished
 from mezo_cli.config import compose
 from mezo_cli.config.overrides import quote

@@ -9,7 +9,7 @@ from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.objectives.classification import Classification
 from mezo_cli.objectives.generation import Generation
-from mezo_cli.process.device_errors import explain_device_errors
+from mezo_cli.process.memory import explain_device_errors
 from mezo_cli.session.opening import Prepared, prepare
 from mezo_cli.session.session import smaller_batches
 

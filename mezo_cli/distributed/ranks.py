@@ -287,13 +287,20 @@ def joined() -> Iterator[Ranks]:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings about a rank that is gone are 20 lines each
     import_torch()
     import torch
+    import torch.distributed as dist
 
     found = versions.installed()
     if torch.cuda.is_available():  # `cuda` means the GPU with this rank's number on its host
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
     code = [f"{name} {found.get(name)}" for name in ("mezo-runner", "torch", "transformers", "numpy")]
     code.append(f"source files with sha256 {versions.source_digest()[:16]}")  # what results depend on
-    ranks = Ranks(*launch, _meet(*launch))
+    try:  # the store is `torchrun`'s own, or that of rank 0
+        seconds = timedelta(seconds=DEFAULT_TIMEOUT)
+        store, rank, size = next(iter(dist.rendezvous("env://", *launch, timeout=seconds)))
+    except (RuntimeError, ValueError, OSError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR:MASTER_PORT)"
+        raise UserError(f"the {launch[1]} ranks did not meet at {address}: {first_line(error)}") from error
+    ranks = Ranks(rank, size, dist.PrefixStore("mezo", store))  # torchrun has keys of its own in it
     token = current.set(ranks)
     try:
         ranks.check_same("version", "\n".join(code))
@@ -314,19 +321,6 @@ def in_turn(ranks: Ranks) -> Iterator[None]:
     yield
     if ranks.is_first:
         ranks.from_first("passed")
-
-
-def _meet(rank: int, size: int) -> Any:
-    """Return the store at which the ranks meet: `torchrun`'s own, or that of rank 0."""
-    import torch.distributed as dist
-
-    try:
-        seconds = timedelta(seconds=DEFAULT_TIMEOUT)
-        store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=seconds)))
-    except (RuntimeError, ValueError, OSError) as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} (MASTER_ADDR:MASTER_PORT)"
-        raise UserError(f"the {size} ranks did not meet at {address}: {first_line(error)}") from error
-    return dist.PrefixStore("mezo", store)  # torchrun has keys of its own in it
 
 
 def split_sizes(count: int, size: int) -> list[int]:

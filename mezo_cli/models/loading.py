@@ -32,9 +32,8 @@ from mezo_cli.models.download import fetch, weight_files
 from mezo_cli.models.quantized import QuantizedLinear, library_of, matrices_of, quantize, quantize_layers, widen
 from mezo_cli.models.stored_tensors import check_stored, dtype_of_files, read_tensors
 from mezo_cli.models.streaming import StreamedLayers
-from mezo_cli.process.device_errors import is_device_error
 from mezo_cli.process.environment import environment
-from mezo_cli.process.memory import release_file_pages, trim_malloc
+from mezo_cli.process.memory import is_device_error, release_file_pages, trim_malloc
 from mezo_cli.runs import atomic
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

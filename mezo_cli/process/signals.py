@@ -5,6 +5,7 @@ import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from mezo_cli.errors import UserError, one_line
@@ -29,9 +30,8 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Callable[[int, A
             signal.signal(number, old)
 
 
-def termination_as_keyboard_interrupt() -> contextlib.AbstractContextManager[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C inside the block, so that an interrupted run records its status."""
-    return signal_handlers(ENDING_SIGNALS[1:], signal.default_int_handler)
+# Treats SIGTERM and SIGHUP like Ctrl-C inside the block, so that an interrupted run records its status.
+termination_as_keyboard_interrupt = partial(signal_handlers, ENDING_SIGNALS[1:], signal.default_int_handler)
 
 
 def import_torch() -> None:

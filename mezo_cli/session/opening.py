@@ -30,7 +30,7 @@ from mezo_cli.optim import OPTIMIZERS, Optimizer
 from mezo_cli.optim.first_order import set_rate
 from mezo_cli.perturb.forward import PerturbedForward
 from mezo_cli.perturb.params import Params
-from mezo_cli.process.device_errors import explain_device_errors, is_device_error
+from mezo_cli.process.memory import explain_device_errors, is_device_error
 from mezo_cli.runs import Run
 from mezo_cli.session import restore
 from mezo_cli.session.session import Session, smaller_batches, smaller_model

@@ -18,7 +18,7 @@ from mezo_cli.console import log, progress_log
 from mezo_cli.errors import UserError, join
 from mezo_cli.models.download import weight_files
 from mezo_cli.models.stored_tensors import copy_stored
-from mezo_cli.process.device_errors import explain_device_errors
+from mezo_cli.process.memory import explain_device_errors
 from mezo_cli.runs import Run, checkpoints, trajectory
 from mezo_cli.runs.trajectory import Trajectory
 from mezo_cli.session.session import Session, smaller_model

@@ -28,8 +28,7 @@ from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.optim import not_finite
 from mezo_cli.optim.base import ReplayableOptimizer
-from mezo_cli.process.device_errors import explain_device_errors, is_out_of_memory
-from mezo_cli.process.memory import free_memory, peak_memory, reset_peak_memory
+from mezo_cli.process.memory import explain_device_errors, free_memory, is_out_of_memory, peak_memory, reset_peak_memory
 from mezo_cli.runs import Run, recovery
 from mezo_cli.session.opening import Prepared, prepare
 from mezo_cli.session.session import Session, smaller_batches, smaller_model
@@ -56,7 +55,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
         if config.max_seconds is not None and current.get().first_says(ticks[-1] - ticks[0] >= config.max_seconds):
             raise RunStopped
 
-    steps = steps_of(config)
+    steps = math.ceil(config.steps / SHARE)  # of each rate
     try:
         rates: list[float] = []
         while not rates or len(ended) < len(rates):
@@ -131,18 +130,13 @@ def race(prepared: Prepared, rate: float, tick: Callable[[], None]) -> Evaluatio
     optimizer.keep_start(session.params)
     sampler = make_sampler(config, rows)
     with torch.no_grad():
-        for step in range(steps_of(config)):
+        for step in range(math.ceil(config.steps / SHARE)):
             numbers = sampler.batch(config.batch_number(step))
             if not_finite(session.step([rows[i] for i in numbers], step, sampler.weights(numbers))):
                 return None
             tick()
         found = session.objective.evaluate(held, ranks=session.ranks)
     return found if found.is_finite else None
-
-
-def steps_of(config: Config) -> int:
-    """Return the steps that each rate takes."""
-    return math.ceil(config.steps / SHARE)
 
 
 def with_rate(config: Config, rate: float) -> Config:
@@ -200,9 +194,8 @@ def trial(prepared: Prepared) -> Callable[[int], None]:
     return take
 
 
-def _halve(take: Callable[[int], None], most: int) -> int:
-    """Return the first number of rows, of `most`, a half, a quarter and so on, for which the device has the memory."""
-    size = most
+def _halve(take: Callable[[int], None], size: int) -> int:
+    """Return the first number of rows, of `size`, a half, a quarter and so on, for which the device has the memory."""
     while True:
         try:
             take(size)

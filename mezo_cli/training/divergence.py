@@ -2,6 +2,8 @@
 
 import statistics
 from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
 
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.rates import advise
@@ -16,6 +18,7 @@ WINDOW = 10  # logged losses whose means are compared
 FACTOR, FLOOR = 3.0, 0.1
 
 
+@dataclass
 class Divergence:
     """Whether a run has diverged, as far as its logged training losses say. A loss takes constant time.
 
@@ -28,12 +31,11 @@ class Divergence:
         was_told: whether the log has a warning of it; a resumed run repeats none.
     """
 
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=WINDOW)
-        self._lowest: float | None = None  # mean of 10 so far
-        self._rise = 0.0  # that is allowed
-        self.reason: str | None = None
-        self.was_told = False
+    reason: str | None = None
+    was_told: bool = False
+    _last: deque[float] = field(default_factory=partial(deque, maxlen=WINDOW))
+    _lowest: float | None = None  # mean of 10 so far
+    _rise: float = 0.0  # that is allowed
 
     def add(self, loss: float) -> None:
         """Add the next logged loss."""

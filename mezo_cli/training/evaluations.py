@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -22,15 +23,15 @@ TEST_BEFORE = "test_before"  # the split of the evaluation on test before traini
 UNTRAINED, LAST_DEV = "untrained.json", "last_dev.json"
 
 
+@dataclass
 class Evaluations:
     """Evaluates a session on the rows of a run, and keeps what the result follows from.
 
-    Args:
+    Attributes:
         run_log: of the run; its step is that of the session.
         rows: split -> the rows that are evaluated.
         console: where progress is shown.
-
-    Attributes:
+        forgetting: measured at each evaluation on dev; None where it is not.
         dev: step -> the fields of the line of the evaluation on dev.
         best: the step of the best of them.
         dev_seconds: what those after the first step have taken in this process.
@@ -38,27 +39,23 @@ class Evaluations:
         last_dev: step and values of the last evaluation on dev, of a run without a test split: nothing has picked it.
     """
 
-    def __init__(
-        self, run_log: RunLog, rows: Mapping[str, list[Any]], console: Console, forgetting: Forgetting | None
-    ) -> None:
-        self.run_log, self.rows, self.console, self._forgetting = run_log, rows, console, forgetting
-        self.dev: dict[int, Mapping[str, Any]] = {}
-        self.best, self.dev_seconds = 0, 0.0
-        self.untrained: dict[str, Tensor] = {}
-        self.last_dev: tuple[int, Tensor] | None = None
-        self._was_told = False  # that the loss on dev has risen
-        self._latest: tuple[int, Evaluation] | None = None  # step and evaluation on dev, of this process
+    run_log: RunLog
+    rows: Mapping[str, list[Any]]
+    console: Console
+    forgetting: Forgetting | None
+    dev: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    best: int = 0
+    dev_seconds: float = 0.0
+    untrained: dict[str, Tensor] = field(default_factory=dict)
+    last_dev: tuple[int, Tensor] | None = None
+    _was_told: bool = False  # that the loss on dev has risen
+    _latest: tuple[int, Evaluation] | None = None  # step and evaluation on dev, of this process
 
     def load(self) -> None:
         """Read what a run that is resumed has kept to compare its result with."""
         self.untrained = self.run_log.load_values(UNTRAINED)[1]
         step, values = self.run_log.load_values(LAST_DEV)
         self.last_dev = (step, values["dev"]) if values else None
-
-    def add(self, dev: Mapping[int, Mapping[str, Any]]) -> None:
-        """Add evaluations on dev, at least one in all."""
-        self.dev |= dev
-        self.best = self.run_log.config.best_step(self.dev)
 
     def on_dev(self, session: Session, progress: ProgressReporter, *, is_last: bool = False) -> None:
         """Evaluate on dev and save checkpoints, if they are due at the current step, or the run ends with it.
@@ -74,10 +71,11 @@ class Evaluations:
             began = time.perf_counter()
             evaluation = self._evaluate(session, self.rows["dev"], progress.evaluation(len(self.rows["dev"])))
             self.dev_seconds += time.perf_counter() - began if run_log.started is not None else 0.0
-            if self._forgetting is not None:
-                evaluation = evaluation.with_details(self._forgetting.measure(session))
+            if self.forgetting is not None:
+                evaluation = evaluation.with_details(self.forgetting.measure(session))
             self._latest = step, evaluation
-            self.add({step: evaluation.line()})
+            self.dev[step] = evaluation.line()
+            self.best = config.best_step(self.dev)
             if step and not self._was_told:
                 self._warn_if_worse(evaluation)
         if evaluation is None and not save_due:
@@ -147,8 +145,6 @@ class Evaluations:
             raise UserError(f"metric={metric}: not one of {join(names)}{did_you_mean(metric, names)}")
         if not evaluation.is_finite:
             self.run_log.run.update(verdict=DIVERGED)
-            raise RunFailed(
-                f"step {step}: the loss of the evaluation is not finite: the weights have diverged; "
-                f"{lower_rate(config, self.run_log.run)}{config.model.wider_range}"
-            )
+            why = f"the weights have diverged; {lower_rate(config, self.run_log.run)}{config.model.wider_range}"
+            raise RunFailed(f"step {step}: the loss of the evaluation is not finite: {why}")
         return evaluation

@@ -79,8 +79,7 @@ def finish(
     results = _results(session, scores, untrained, evaluations)
     word, reason = None, None
     if run_log.step:
-        repeatable = reward is None or reward.get("repeatable", True)
-        word, reason = _verdict(session, scores, divergence, untrained, evaluations, results, repeatable)
+        word, reason = _verdict(session, scores, divergence, untrained, evaluations, results)
         if word in (NOT_IMPROVED, WITHIN_NOISE):
             reason += _standstill(session, scores, untrained)
     grads = trajectory.read(run.trajectory).drawn_grads(optimizer.samples) if optimizer.replayable else None
@@ -132,7 +131,6 @@ def _verdict(
     untrained: Mapping[str, Evaluation],
     evaluations: Mapping[str, Evaluation],
     results: Mapping[str, Any],
-    repeatable: bool,
 ) -> tuple[str, str]:
     """Return the verdict and the figures behind it: of test at the picked step, else of dev at the last evaluation."""
     config, step = session.config, scores.best
@@ -152,7 +150,8 @@ def _verdict(
         step, split, after = scores.last_dev[0], "dev", session.objective.assess(scores.last_dev[1], scores.rows["dev"])
         difference = after.summary(untrained["dev"])
     before, now = (evaluation.scores()[config.chosen_metric] for evaluation in (untrained[split], after))
-    return judge_difference(config, split, step, len(scores.rows[split]), (before, now), difference, repeatable)
+    is_repeatable = (scores.run_log.run.info().get("reward") or {}).get("repeatable", True)
+    return judge_difference(config, split, step, len(scores.rows[split]), (before, now), difference, is_repeatable)
 
 
 def judge_difference(

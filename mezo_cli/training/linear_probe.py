@@ -37,7 +37,19 @@ def fit_output_layer(session: Session, rows: Sequence[TokenizedExample]) -> dict
     layer, label_rows = session.objective.output_layer()
     x, labels = compute_features(session, layer, rows), np.array([row.label for row in rows])
     weight, bias, record = fit(x, labels, config.task.labels, config.probe_c, intercept=layer.bias is not None)
-    _write(session, layer, label_rows, weight, bias)
+    # What is written is listed as initial weights that the base checkpoint does not have.
+    loaded = session.loaded
+    names = {id(p): name for name, p in loaded.model.named_parameters()}
+    for tensor, value in ((layer.weight, weight), (layer.bias, bias)):
+        if value is None:
+            continue
+        if label_rows is None:
+            tensor.data.copy_(value)
+            loaded.fresh = sorted({*loaded.fresh, names[id(tensor)]})
+        else:
+            tensor.data[label_rows] = value.to(tensor)
+            if names[id(tensor)] not in loaded.fresh:  # with peft=head it is, and stored whole
+                loaded.fresh_rows[names[id(tensor)]] = label_rows.tolist()
     how = f"chosen by {record['folds']}-fold cross-validation" if record["folds"] else "not cross-validated"
     figures = (*x.shape, record["C"], how, 100 * record["train_accuracy"])
     log.info("probe  %d rows, %d features, C %.4g (%s): train accuracy %.1f%%", *figures)
@@ -94,17 +106,15 @@ def fit(
         raise UserError("init=linear_probe: the model's features are not finite: the weights are damaged")
     folds = min(FOLDS, int(counts.min())) if C is None else 0
     validated: dict[str, float] = {}  # C -> accuracy
+    model = LogisticRegression(C=1.0 if C is None else C, max_iter=MAX_ITERATIONS, fit_intercept=intercept)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if folds >= 2:
-            plain = LogisticRegression(max_iter=MAX_ITERATIONS, fit_intercept=intercept)
-            search = GridSearchCV(
-                plain, {"C": STRENGTHS}, scoring="accuracy", cv=StratifiedKFold(folds), refit=False
-            ).fit(x, labels)
-            C, means = float(search.best_params_["C"]), search.cv_results_["mean_test_score"]
+            search = GridSearchCV(model, {"C": STRENGTHS}, scoring="accuracy", cv=StratifiedKFold(folds), refit=False)
+            means = search.fit(x, labels).cv_results_["mean_test_score"]
+            model.set_params(**search.best_params_)
             validated = {f"{c:.4g}": float(mean) for c, mean in zip(STRENGTHS, means, strict=True)}
         caught.clear()  # only the final fit must converge
-        model = LogisticRegression(C=1.0 if C is None else C, max_iter=MAX_ITERATIONS, fit_intercept=intercept)
         model.fit(x, labels)
     weight, bias = torch.from_numpy(model.coef_), torch.from_numpy(np.atleast_1d(model.intercept_))
     if len(names) == 2:
@@ -117,20 +127,3 @@ def fit(
         "converged": not any(issubclass(w.category, ConvergenceWarning) for w in caught),
     }
     return weight.float(), bias.float() if intercept else None, record
-
-
-def _write(session: Session, layer: nn.Linear, label_rows: Tensor | None, weight: Tensor, bias: Tensor | None) -> None:
-    """Write the rows into the output layer, and list them as initial weights that the base checkpoint does not have."""
-    loaded = session.loaded
-    names = {id(p): name for name, p in loaded.model.named_parameters()}
-    for tensor, value in ((layer.weight, weight), (layer.bias, bias)):
-        if value is None:
-            continue
-        if label_rows is None:
-            tensor.data.copy_(value)
-            loaded.fresh = sorted({*loaded.fresh, names[id(tensor)]})
-        else:
-            tensor.data[label_rows] = value.to(tensor)
-            if names[id(tensor)] in loaded.fresh:  # peft=head: stored whole
-                continue
-            loaded.fresh_rows[names[id(tensor)]] = label_rows.tolist()

@@ -19,8 +19,7 @@ from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.models import fingerprint
 from mezo_cli.models.quantized import describe
 from mezo_cli.models.stored_tensors import format_names
-from mezo_cli.process.device_errors import explain_device_errors
-from mezo_cli.process.memory import reset_peak_memory, trim_malloc
+from mezo_cli.process.memory import explain_device_errors, reset_peak_memory, trim_malloc
 from mezo_cli.process.versions import describe_arithmetic, device_name
 from mezo_cli.runs import Run, recovery
 from mezo_cli.runs.atomic import file_sha256
@@ -165,9 +164,9 @@ def _resume(step: int, scores: Evaluations, divergence: Divergence, *, replayabl
     if step and run_log.run.writes:
         scores.load()
     lines = run_log.resume(step, replayable=replayable)
-    dev = restore.dev_evaluations(run_log.config, run_log.run, lines, stop=step)
-    if dev:
-        scores.add(dev)
+    scores.dev |= restore.dev_evaluations(run_log.config, run_log.run, lines, stop=step)
+    if scores.dev:
+        scores.best = run_log.config.best_step(scores.dev)
     for line in lines:
         if line["kind"] == "train":
             divergence.add(line["loss"])
@@ -252,16 +251,11 @@ def _log_rows_and_model(prepared: Prepared) -> None:
     if shared:
         parts = [f"{count:,} of {len(named[other]):,} rows of {other}" for other, count in shared.items()]
         log.warning("warning: data: %s are in train, too: their scores are too good", join(parts))
-    log.info(
-        "model  %s on %s%s: training %s parameters (%.3g%%) in %d tensor%s",
-        config.model.path,
-        device_name(session.loaded.device),
-        "" if config.model.computes_in == "float32" else f", forwards in {config.model.computes_in}",
-        f"{trainable['count']:,}",
-        100 * trainable["share"],
-        len(trainable["names"]),
-        "" if len(trainable["names"]) == 1 else "s",
-    )
+    where = f"{config.model.path} on {device_name(session.loaded.device)}"
+    where += "" if config.model.computes_in == "float32" else f", forwards in {config.model.computes_in}"
+    tensors = f"{len(trainable['names'])} tensor{'' if len(trainable['names']) == 1 else 's'}"
+    figures = f"{trainable['count']:,}", 100 * trainable["share"], tensors
+    log.info("model  %s: training %s parameters (%.3g%%) in %s", where, *figures)
     if config.peft.name != "none":
         log.info("peft   %s: %s", config.peft.name, format_names(trainable["names"]))
     if config.model.tie_embeddings is not None and session.objective.model_kind.has_classifier:
@@ -277,9 +271,7 @@ def _log_rows_and_model(prepared: Prepared) -> None:
     if slow:  # known before the first step: by the environment, or from an earlier job of this process
         log.info("noise  %s", slow)
     if session.optimizer.replayable and session.params.noise.name == "torch":
-        log.warning(
-            "warning: optimizer.noise=torch is only for comparison with the published code: torch's CPU generator "
-            "keeps the low 32 bits of its seed, so z is the same at every step"
-        )
+        why = "torch's CPU generator keeps the low 32 bits of its seed, so z is the same at every step"
+        log.warning("warning: optimizer.noise=torch is only for comparison with the published code: %s", why)
     if prepared.unreachable:
         log.info("not trained, because the loss does not depend on them: %s", ", ".join(prepared.unreachable))

@@ -257,7 +257,7 @@ def test_auto_takes_the_most_rows_that_stay_below_what_is_free(
     monkeypatch.setattr(auto, "free_memory", lambda: free)
     if len(ranks) > 1:
         others = SimpleNamespace(size=len(ranks), split="", exchange=lambda size: ranks)
-        monkeypatch.setattr(auto, "current", lambda: others)
+        monkeypatch.setattr(auto, "current", SimpleNamespace(get=lambda: others))
     words = ["steps=3", "batch_size=8", "eval_batch_size=8", "peft=lora"]
     found = Run(tmp_path / "auto")
     assert train(found.path, *words, "micro_batch_size=auto").code == 0

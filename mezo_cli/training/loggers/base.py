@@ -84,6 +84,7 @@ class Logger(Protocol):
         """Record how the run ended, flush and close."""
 
 
+@dataclass
 class RunLoggers:
     """The loggers that the config names.
 
@@ -91,13 +92,13 @@ class RunLoggers:
     a warning, and that logger gets nothing more.
     """
 
-    def __init__(self, config: Config, run: Run) -> None:
-        self._config, self._run = config, run
-        self._loggers: dict[str, Logger] = {}
+    config: Config
+    run: Run
+    _loggers: dict[str, Logger] = field(default_factory=dict)
 
     def open(self, resumed_at: int | None = None, logged: Mapping[str, int] | None = None) -> None:
         """Start the loggers; see `LoggedRun` for `resumed_at` and `logged`."""
-        for name in self._config.logger.names if self._run.writes else ():
+        for name in self.config.logger.names if self.run.writes else ():
             self._guard(name, resumed_at or 0, partial(self._start, name, resumed_at, logged or {}))
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -113,7 +114,7 @@ class RunLoggers:
 
     def _start(self, name: str, resumed_at: int | None, logged: Mapping[str, int]) -> None:
         check_installed([name])
-        run, config = self._run, self._config
+        run, config = self.run, self.config
         folder, identity = run.path / name, run.info().get("logged_as")
         folder.mkdir(exist_ok=True)
         if identity is None:  # stored at the first start
