@@ -250,7 +250,7 @@ class Ranks:
 
 
 class Alone(Ranks):
-    """A process that works alone: all is its own. What it neither starts nor compares is not called for it."""
+    """A process that works alone: all is its own. `start` and `check_same` are not called for it."""
 
     def gather_parts(self, values: "Tensor", sizes: Sequence[int], purpose: str) -> "Tensor":
         """Return the values as they are, on their device and with their graph."""
