@@ -22,8 +22,8 @@ from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.document import projected_grads, thin
 from mezo_cli.report.entries import Entry, predicted_fractions
 from mezo_cli.report.groups import Group
-from mezo_cli.report.output import write_output
 from mezo_cli.report.settings import format_mean
+from mezo_cli.runs.atomic import write_output
 from mezo_cli.runs.scores import format_score, is_fraction, metrics_of, scale
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn

@@ -22,10 +22,9 @@ from mezo_cli.report.document import document
 from mezo_cli.report.entries import Entry, left_out, no_runs, read_runs
 from mezo_cli.report.figures import COLOURS, SERIES, WIDE, Line, draw_lines, drawing, page_figure, panels, run_figures
 from mezo_cli.report.groups import Group, group_runs
-from mezo_cli.report.output import make_table
 from mezo_cli.report.paper import find_table
 from mezo_cli.report.settings import format_value
-from mezo_cli.report.tables import PROTOCOL, group_view, run_rows
+from mezo_cli.report.tables import PROTOCOL, group_view, make_table, run_rows
 from mezo_cli.runs.run import utc_now
 from mezo_cli.runs.scores import format_score, metrics_of
 

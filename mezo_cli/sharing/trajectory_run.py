@@ -24,8 +24,7 @@ from mezo_cli.runs.run import ALWAYS_READ, ENDS, Run
 from mezo_cli.runs.scores import without_texts
 from mezo_cli.session import restore
 from mezo_cli.session.session import Session
-from mezo_cli.sharing.card import base_name, code, hub_id, write_card
-from mezo_cli.sharing.model_folder import CARD
+from mezo_cli.sharing.model_folder import CARD, base_name, code, hub_id, write_card
 
 # Of run.json: what is about the machine and its user, and what shows rows of the data.
 PRIVATE = ("argv", "pid", "host", "cuda_visible_devices", "prompt", "logged_as", "changes", "pruned", "engine", "error")
