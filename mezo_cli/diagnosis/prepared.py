@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from mezo_cli.config.schema import Config
-from mezo_cli.diagnosis import cost, label_words, rewards, rival, signal
+from mezo_cli.diagnosis import cost, label_words, rewards, signal
 from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.objectives.classification import Classification
@@ -43,5 +43,5 @@ def diagnose(prepared: Prepared, loading: float, deadline: Deadline) -> Iterator
         yield (rewards if by_rewards else signal).check(prepared, deadline.part(SIGNAL))
     with explain_device_errors("one step", advice):
         section = cost.check(prepared, loading, deadline.part(COST))
-        rival.check(section, session, deadline)
+        cost.judge_rival(section, session, deadline)
         yield section

@@ -1,7 +1,6 @@
 """Check the rewards: do members of one step differ in them, on how many rows, and are completions cut at the limit."""
 
 import time
-from typing import Any
 
 import torch
 
@@ -41,7 +40,18 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
         members, seconds = members + 2, time.perf_counter() - start
     figures = session.objective.step_scalars(session.optimizer.count_forwards)
     figures |= {"members": members, "rows": len(rows), "seconds": seconds}
-    _judge_spread(section, figures, eps)
+    mean, among = figures["reward"], f"{members} members at optimizer.eps={eps:g} on {count(len(rows), 'row')}"
+    text = (
+        f"{among} have the mean reward {mean:.4g}, from {figures['reward_min']:.4g} to {figures['reward_max']:.4g}"
+        f" (standard deviation {figures['reward_std']:.2g})"
+    )
+    if equal := figures["reward_std"] == 0:
+        text = f"no signal: all of {among} have the mean reward {mean:.4g}"
+    advice = (
+        f"a step with equal members changes nothing: raise optimizer.eps ({eps:g} changes no completion enough), or"
+        " soften the reward: add parts that also count what is nearly right, objective.reward={NAME: WEIGHT, ...}"
+    )
+    section.judge("spread", equal, text, advice, eps=eps, **figures)
     fraction = figures["agreeing_rows"]
     text = f"on {percent(fraction)} of the rows all members have the same reward: they give no signal"
     advice = "use a larger batch_size, a larger optimizer.eps, or a reward with more levels"
@@ -54,19 +64,3 @@ def check(prepared: Prepared, deadline: Deadline) -> Section:
     advice = "raise objective.max_new_tokens if an answer needs more, or end it by task.generate.stop"
     section.judge("truncated", fraction > TRUNCATED, text, advice, truncated=fraction, length=figures["length"])
     return section
-
-
-def _judge_spread(section: Section, figures: dict[str, Any], eps: float) -> None:
-    members, rows, mean = figures["members"], figures["rows"], figures["reward"]
-    among = f"{members} members at optimizer.eps={eps:g} on {count(rows, 'row')}"
-    text = (
-        f"{among} have the mean reward {mean:.4g}, from {figures['reward_min']:.4g} to {figures['reward_max']:.4g}"
-        f" (standard deviation {figures['reward_std']:.2g})"
-    )
-    if equal := figures["reward_std"] == 0:
-        text = f"no signal: all of {among} have the mean reward {mean:.4g}"
-    advice = (
-        f"a step with equal members changes nothing: raise optimizer.eps ({eps:g} changes no completion enough), or"
-        " soften the reward: add parts that also count what is nearly right, objective.reward={NAME: WEIGHT, ...}"
-    )
-    section.judge("spread", equal, text, advice, eps=eps, **figures)

@@ -24,7 +24,7 @@ from mezo_cli.report.entries import Entry, predicted_fractions
 from mezo_cli.report.groups import Group
 from mezo_cli.report.settings import format_mean
 from mezo_cli.runs.atomic import write_output
-from mezo_cli.runs.scores import format_score, is_fraction, metrics_of, scale
+from mezo_cli.runs.contents import format_score, is_fraction, metrics_of, scale
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
     from matplotlib.axes import Axes

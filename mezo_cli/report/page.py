@@ -25,8 +25,8 @@ from mezo_cli.report.groups import Group, group_runs
 from mezo_cli.report.paper import find_table
 from mezo_cli.report.settings import format_value
 from mezo_cli.report.tables import PROTOCOL, group_view, make_table, run_rows
+from mezo_cli.runs.contents import format_score, metrics_of
 from mezo_cli.runs.run import utc_now
-from mezo_cli.runs.scores import format_score, metrics_of
 
 if TYPE_CHECKING:  # jinja2 is imported when a page is written
     from jinja2 import Environment

@@ -14,7 +14,7 @@ from mezo_cli.report.entries import Entry, no_runs, read_runs
 from mezo_cli.report.groups import Group, format_shots, group_runs, mean_score, unlike_paper
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, find_table
 from mezo_cli.report.settings import format_mean, format_value, short_name, shown_value, telling_keys
-from mezo_cli.runs.scores import MARK, NOTE
+from mezo_cli.runs.contents import MARK, NOTE
 
 if TYPE_CHECKING:  # `mezo predict` writes its CSV here too
     import pandas as pd

@@ -258,8 +258,7 @@ class Run:
 
     def ends(self, names: Iterable[str] = ENDS) -> dict[str, str]:
         """Return file -> checksum of its size and end, of those files that are there."""
-        found = {name: atomic.end_checksum(self.path / name) for name in names}
-        return {name: end for name, end in found.items() if end is not None}
+        return {name: end for name in names if (end := atomic.end_checksum(self.path / name)) is not None}
 
     def check_ends(self, info: Mapping[str, Any], names: Iterable[str] = ALWAYS_READ) -> None:
         """Refuse files of a finished run that are not those that it ended with, by its run.json."""

@@ -23,9 +23,9 @@ from mezo_cli.models import download
 from mezo_cli.objectives import METRICS
 from mezo_cli.runs import Run
 from mezo_cli.runs.atomic import write_atomically
-from mezo_cli.runs.scores import metrics_of
+from mezo_cli.runs.contents import metrics_of
 from mezo_cli.session.session import Session
-from mezo_cli.tasks import ClassificationEncoder, InputEncoder
+from mezo_cli.tasks import ClassificationEncoder
 from mezo_cli.tasks.template import quote
 
 CARD, BASE_CARD = "README.md", "BASE_MODEL.md"
@@ -51,9 +51,8 @@ def write_model_folder(folder: Path, run: Run, session: Session, step: int, wher
     if base_id is None and (base / CARD).is_file():
         shutil.copyfile(base / CARD, folder / BASE_CARD)
         base_card = BASE_CARD
-    use, pipeline = _use(session, repo or where, base_id or str(base.resolve())), pipeline_task(session)
-    text = write_card(run, session, step, repo, use, library, pipeline, session.encoder, base_card)
-    write_atomically(folder / CARD, text)
+    use = _use(session, repo or where, base_id or str(base.resolve()))
+    write_atomically(folder / CARD, write_card(run, session, step, repo, use, library, base_card))
     for file in folder.rglob("*.safetensors"):  # which are written for their owner alone
         file.chmod(0o644)
 
@@ -112,15 +111,7 @@ def _write_load(session: Session, folder: str, base: str) -> str:
 
 
 def write_card(
-    run: Run,
-    session: Session,
-    step: int,
-    repo: str | None,
-    use: str,
-    library: str,
-    pipeline: str | None = None,
-    encoder: InputEncoder[Any] | None = None,
-    base_card: str = "",
+    run: Run, session: Session, step: int, repo: str | None, use: str, library: str, base_card: str = ""
 ) -> str:
     """Return the text of README.md about the weights of a step of a run.
 
@@ -129,9 +120,7 @@ def write_card(
         session, step: of the weights.
         repo: the hub id that the folder will have; None if it will not be uploaded.
         use: how to use it, in Markdown.
-        library: what loads it: transformers, peft (an adapter alone) or mezo.
-        pipeline: the task of the `transformers.pipeline` that loads it; None if none does.
-        encoder: of the model's rows, whose prompt and label words are told.
+        library: what loads it: transformers, peft (an adapter alone) or mezo, which knows the prompt and label words.
         base_card: the file beside the card that is the base model's own card; "" if there is none.
     """
     config, info, base_id = session.config, run.info(), hub_id(session.config)
@@ -144,6 +133,7 @@ def write_card(
     metrics = sorted(names, key=lambda name: name == "loss")
     scores = [(line, name) for line in of_step for name in metrics if name != "loss" and name in line]
     terms, prompt = read_terms(download.fetch(config.model, weights=False)), ""
+    pipeline, encoder = (None, None) if library == "mezo" else (pipeline_task(session), session.encoder)
     if isinstance(encoder, ClassificationEncoder):
         columns = tuple(f"[{column}]" for column in encoder.task.columns)
         prompt = encoder.decode(encoder.encode(Example(columns, 0)))

@@ -31,7 +31,7 @@ from mezo_cli.report.groups import Group, group_runs, mean_score
 from mezo_cli.report.settings import Point, format_mean, leave_out, shown_value
 from mezo_cli.report.tables import Comparison, csv_text, make_table, show
 from mezo_cli.runs.atomic import check_output, write_output
-from mezo_cli.runs.scores import format_score
+from mezo_cli.runs.contents import format_score
 
 REFERENCE = "mezo"
 LABELS = ("MeZO", "null (random signs)")  # of the two methods whose every lr `--rates` compares

@@ -240,7 +240,7 @@ def test_the_terms_of_the_base_model_are_named(tmp_path: Path, monkeypatch: pyte
     session: Any = SimpleNamespace(config=config.replace(task=task), loaded=SimpleNamespace(revision=None))
     monkeypatch.setattr(model_folder, "read_terms", lambda folder: "mit")
     run = make_run(tmp_path / "run", ended="interrupted")
-    text = write_card(run, session, 0, "t\n# <i>", "", "transformers", base_card="BASE_MODEL.md")
+    text = write_card(run, session, 0, "t\n# <i>", "", "mezo", base_card="BASE_MODEL.md")
     assert "\n# t \\# &lt;i&gt;\n" in text
     assert "the task `` <b>`x` `` (a \\# b, &lt;script&gt;)" in text
     assert "| task | &lt;b&gt;\\`x\\`, version 1 |" in text
