@@ -217,8 +217,7 @@ def _group_record(group: Group) -> dict[str, Any]:
 
 
 def _paper_fields(number: Number | None) -> dict[str, float | bool | None]:
-    values = (None, None, None) if number is None else number[1:]
-    return dict(zip(("paper_mean", "paper_std", "paper_uncertain"), values, strict=True))
+    return dict(zip(("paper_mean", "paper_std", "paper_uncertain"), number[1:] if number else [None] * 3, strict=True))
 
 
 def _seed_details(group: Group) -> dict[str, Any]:

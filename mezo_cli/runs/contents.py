@@ -104,14 +104,15 @@ class Summary(Stored):
     reward: str | None = None
 
 
-def check_types(kind: type[Stored], path: Path, values: Mapping[str, Any]) -> None:
-    """Refuse a file that holds a value that no run writes there."""
+def check_types(kind: type[Stored], path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a file; one that no run writes there is refused."""
     try:
         kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         key, value = ".".join(map(str, first["loc"])), shorten(repr(first["input"]), 80)
         raise UserError(f"{path} is damaged: {key}: {first['msg']}, not {value}") from error
+    return values
 
 
 class Contents(NamedTuple):

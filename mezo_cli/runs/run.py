@@ -230,9 +230,7 @@ class Run:
         if values.get("format") != FORMAT:
             found = f"of a format that this one does not know: {values.get('format')}"
             raise UserError(f"{self.path}: of a version of mezo before 1.0, or {found}")
-        values = check_object(path, values)
-        check_types(RunInfo, path, values)
-        return values
+        return check_types(RunInfo, path, check_object(path, values))
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json."""
@@ -417,9 +415,7 @@ class Run:
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json without its checksum."""
         path = self.path / "summary.json"
-        values = read_object(path)
-        check_types(Summary, path, values)
-        return values
+        return check_types(Summary, path, read_object(path))
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl, whole: for each test row, in order, its columns, label, predicted, probabilities."""
