@@ -14,7 +14,8 @@ from mezo_cli.data import texts
 from mezo_cli.distributed.ranks import in_turn, joined
 from mezo_cli.errors import UserError, join
 from mezo_cli.process.signals import import_torch
-from mezo_cli.report.output import check_output, csv_text, write_output
+from mezo_cli.report.tables import csv_text
+from mezo_cli.runs.atomic import check_output, write_output
 
 if TYPE_CHECKING:  # it imports torch
     from mezo_cli.objectives.prediction import Predicted

@@ -8,8 +8,8 @@ from mezo_cli.commands.open_run import folders_or_outputs
 from mezo_cli.console import make_console, print_line, print_warning, progress_bar
 from mezo_cli.errors import UserError
 from mezo_cli.report.figures import FORMATS, paper_figure
-from mezo_cli.report.output import check_output, write_output
 from mezo_cli.report.page import read_report, render
+from mezo_cli.runs.atomic import check_output, write_output
 
 
 def report(folders: Sequence[Path], out: Path | None, figure: Path | None) -> None:

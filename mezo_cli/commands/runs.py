@@ -18,7 +18,7 @@ from mezo_cli.report.entries import Entry, read_entry
 from mezo_cli.report.settings import differing_keys, format_value
 from mezo_cli.report.tables import run_rows
 from mezo_cli.runs import Run, find_runs
-from mezo_cli.runs.scores import MARK, NOTE
+from mezo_cli.runs.contents import MARK, NOTE
 
 SCORES = {"dev": "dev", "before": "test_before", "test": "test"}  # column -> split
 WORDS = ("run", "status", "task", "objective", "method", "model", "metric")

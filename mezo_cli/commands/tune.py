@@ -23,8 +23,8 @@ from mezo_cli.config.schema import Config
 from mezo_cli.config.stored import check_stored, for_workers, split_own_code
 from mezo_cli.console import announce, json_at_end, log, print_line, relative_path, training_output
 from mezo_cli.errors import UserError
+from mezo_cli.runs.contents import MARK, picked_start
 from mezo_cli.runs.run import STUDY, SWEEP, Run, describe_run
-from mezo_cli.runs.scores import MARK, picked_start
 from mezo_cli.sweep import jobs
 from mezo_cli.sweep.plan import SweepPlan, plan_sweep
 from mezo_cli.sweep.search import NAME, Range, open_study, parse_ranges, trained_evaluations, value_of

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from mezo_cli.config.schema import Config
-from mezo_cli.diagnosis import cost, label_words, rewards, rival, signal
+from mezo_cli.diagnosis import cost, label_words, signal
 from mezo_cli.diagnosis import data as data_check
 from mezo_cli.diagnosis.findings import Deadline, Section
 from mezo_cli.objectives.classification import Classification
@@ -40,8 +40,8 @@ def diagnose(prepared: Prepared, loading: float, deadline: Deadline) -> Iterator
     with explain_device_errors("losses of a batch", advice):
         # A reward is constant almost everywhere: it has no derivative that g could be compared with, and no best lr.
         by_rewards = isinstance(session.objective, Generation) and not session.config.objective.is_differentiable
-        yield (rewards if by_rewards else signal).check(prepared, deadline.part(SIGNAL))
+        yield (signal.check_rewards if by_rewards else signal.check)(prepared, deadline.part(SIGNAL))
     with explain_device_errors("one step", advice):
         section = cost.check(prepared, loading, deadline.part(COST))
-        rival.check(section, session, deadline)
+        cost.judge_rival(section, session, deadline)
         yield section

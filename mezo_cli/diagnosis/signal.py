@@ -3,6 +3,8 @@
 The losses at theta + eps z and theta - eps z are measured along several directions, for several eps and compute dtypes,
 in the order of their importance and until the time is up, so that a slow machine answers the first questions too: is
 the signal resolved at the run's own eps, which learning rate suits, what would another eps do.
+
+Of rewards, which have no derivative: do members of one step differ in them, on how many rows, and are completions cut.
 """
 
 import math
@@ -16,11 +18,14 @@ import numpy as np
 import torch
 
 from mezo_cli.config.optimizers import zeroth_order
+from mezo_cli.data.sampling import make_sampler
 from mezo_cli.diagnosis import learning_rate
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Section, count, percent
 from mezo_cli.diagnosis.learning_rate import FLOAT32_STEP, PAPER_EPS
 from mezo_cli.models.loading import DTYPES, worth_measuring
 from mezo_cli.models.quantized import count_parameters
+from mezo_cli.objectives.generation import Generation
+from mezo_cli.objectives.settings import GenerateConfig
 from mezo_cli.optim import LossFn
 from mezo_cli.optim.mezo import spsa
 from mezo_cli.perturb.noise import Direction
@@ -32,6 +37,9 @@ FIRST, ROUND = 16, 4  # directions that are measured in every way, so many at a 
 MAX_ZEROS = 0.1
 FLOAT32_NOISE = 0.05  # of mean |g|; an eps at which float32 is worse does not serve as the slope
 COMPARED = 2  # directions in which the run's own eps is compared with another one
+MEMBERS, REWARDED_ROWS = 8, 16
+AGREEING = 0.9  # of the rows, on which all members have the same reward
+TRUNCATED = 0.5  # of the completions
 HEADER = ("eps", "dtype", "corr.", "error", "zeros", "off derivative", "directions")
 
 
@@ -258,3 +266,55 @@ def _cells(row: Row) -> tuple[str, ...]:
     correlation = "-" if math.isnan(agreed.correlation) else f"{agreed.correlation:.3f}"
     fractions = (percent(agreed.relative_error), percent(agreed.zeros), percent(slope))
     return f"{eps:g}", dtype, correlation, *fractions, str(agreed.directions)
+
+
+# --- rewards ---
+
+
+@torch.no_grad()
+def check_rewards(prepared: Prepared, deadline: Deadline) -> Section:
+    """Reward the completions of members on rows of the first batches, while there is time; theta is not changed.
+
+    The members are theta + eps z and theta - eps z of one direction or more: what a step of any method compares.
+    """
+    section, session, train = Section("rewards"), prepared.session, prepared.rows["train"]
+    config, objective = session.config, session.config.objective
+    if config.steps == 0:
+        section.add(OK, "not_needed", "steps=0: no step is taken, so members need not differ")
+        return section
+    assert isinstance(session.objective, Generation)
+    assert isinstance(objective, GenerateConfig)
+    rows = [train[i] for i in make_sampler(config.replace(batch_size=REWARDED_ROWS), train).batch(0)]
+    loss_of, eps = session.loss_of(rows), zeroth_order(config.optimizer).eps
+    session.objective.begin_step(0)
+    members, seconds, start = 0, 0.0, time.perf_counter()
+    while members < MEMBERS and (not members or deadline.allows(2 * seconds / members)):
+        with session.forward.perturbed(Direction(config.seed, 0, members // 2), eps):
+            loss_of()
+        members, seconds = members + 2, time.perf_counter() - start
+    figures = session.objective.step_scalars(session.optimizer.count_forwards)
+    figures |= {"members": members, "rows": len(rows), "seconds": seconds}
+    mean, among = figures["reward"], f"{members} members at optimizer.eps={eps:g} on {count(len(rows), 'row')}"
+    text = (
+        f"{among} have the mean reward {mean:.4g}, from {figures['reward_min']:.4g} to {figures['reward_max']:.4g}"
+        f" (standard deviation {figures['reward_std']:.2g})"
+    )
+    if equal := figures["reward_std"] == 0:
+        text = f"no signal: all of {among} have the mean reward {mean:.4g}"
+    advice = (
+        f"a step with equal members changes nothing: raise optimizer.eps ({eps:g} changes no completion enough), or"
+        " soften the reward: add parts that also count what is nearly right, objective.reward={NAME: WEIGHT, ...}"
+    )
+    section.judge("spread", equal, text, advice, eps=eps, **figures)
+    fraction = figures["agreeing_rows"]
+    text = f"on {percent(fraction)} of the rows all members have the same reward: they give no signal"
+    advice = "use a larger batch_size, a larger optimizer.eps, or a reward with more levels"
+    section.add(NOTE if fraction >= AGREEING else OK, "agreement", text, advice, agreeing_rows=fraction)
+    fraction = figures["truncated"]
+    text = (
+        f"{percent(fraction)} of the completions are cut at objective.max_new_tokens={objective.max_new_tokens};"
+        f" they have {figures['length']:.3g} tokens in the mean"
+    )
+    advice = "raise objective.max_new_tokens if an answer needs more, or end it by task.generate.stop"
+    section.judge("truncated", fraction > TRUNCATED, text, advice, truncated=fraction, length=figures["length"])
+    return section

@@ -17,8 +17,8 @@ from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.entries import Entry, baselines, predicted_fractions, result_split
 from mezo_cli.report.settings import changed_settings, leave_out, method_name
 from mezo_cli.runs import trajectory
+from mezo_cli.runs.contents import MARK, NOTE, TEXTS, format_difference, format_score, metrics_of
 from mezo_cli.runs.run import own_reward
-from mezo_cli.runs.scores import MARK, NOTE, TEXTS, format_difference, format_score, metrics_of
 
 EXAMPLES = 10  # right and wrong test rows each
 ONE_LABEL = 0.95  # fraction of rows from which on a run counts as predicting one label only

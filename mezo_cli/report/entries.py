@@ -16,7 +16,7 @@ from mezo_cli.console import relative_path
 from mezo_cli.errors import UserError, join, one_line
 from mezo_cli.report.settings import flatten, is_zero_shot, parts
 from mezo_cli.runs import BEFORE_TRAINING, Run, find_runs, trajectory
-from mezo_cli.runs.scores import metrics_of, picked_start
+from mezo_cli.runs.contents import metrics_of, picked_start
 
 FEW_SHOT_FOLDER = re.compile(r"(\d+)-(\d+)")  # LM-BFF's name of a few-shot folder: shots and data seed
 SPLITS = ("dev", "train", "test", "test_before")

@@ -22,9 +22,9 @@ from mezo_cli.optim import OPTIMIZERS
 from mezo_cli.report.document import projected_grads, thin
 from mezo_cli.report.entries import Entry, predicted_fractions
 from mezo_cli.report.groups import Group
-from mezo_cli.report.output import write_output
 from mezo_cli.report.settings import format_mean
-from mezo_cli.runs.scores import format_score, is_fraction, metrics_of, scale
+from mezo_cli.runs.atomic import write_output
+from mezo_cli.runs.contents import format_score, is_fraction, metrics_of, scale
 
 if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
     from matplotlib.axes import Axes
@@ -125,8 +125,7 @@ def run_figures(run: Entry, name: str) -> list[dict[str, Any]]:
         ("labels", 0 < len(fractions.columns) <= len(SERIES), draw_labels, fractions),
         ("sizes", gradients is not None, draw_gradients, run, gradients),
     ]
-    with drawing():
-        return [page_figure(f"{name}-{part}", SIZE, draw, *what) for part, applies, draw, *what in parts if applies]
+    return [page_figure(f"{name}-{part}", SIZE, draw, *what) for part, applies, draw, *what in parts if applies]
 
 
 def draw_batches(axes: "Axes", logged: Mapping[str, np.ndarray], dev: pd.DataFrame) -> Drawn:
@@ -325,24 +324,23 @@ def drawing(**style: Any) -> Iterator[None]:
 
 
 def page_figure(name: str, size: tuple[int, int], draw: Callable[..., Drawn], *what: Any) -> dict[str, Any]:
-    """Return a figure of a page: what `Drawn` has, and the drawing as SVG. Call it inside `drawing`.
+    """Return a figure of a page: what `Drawn` has, and the drawing as SVG.
 
     `name` is unique in the page: the ids inside the SVG follow from it. `size` is in SVG units.
     """
-    import matplotlib
     from matplotlib.figure import Figure as Sheet
     from matplotlib.ticker import MaxNLocator
 
     (width, height), (left, right, bottom, top) = size, MARGINS
-    sheet = Sheet((width / 72, height / 72))
-    axes = sheet.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
-    axes.xaxis.labelpad = 2
-    axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3))
-    drawn = draw(axes, *what)
-    if not axes.has_data():
-        return {**drawn._asdict(), "svg": ""}
     file, undated = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": name}):
+    with drawing(**{"svg.hashsalt": name}):
+        sheet = Sheet((width / 72, height / 72))
+        axes = sheet.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
+        axes.xaxis.labelpad = 2
+        axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3))
+        drawn = draw(axes, *what)
+        if not axes.has_data():
+            return {**drawn._asdict(), "svg": ""}
         sheet.savefig(file, format="svg", transparent=True, metadata=undated)
     text = file.getvalue()
     for variable, light in LIGHT.items():

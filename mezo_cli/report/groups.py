@@ -76,9 +76,8 @@ class Group:
         setup, self.paper_row = self.paper.tasks.get(self.task), None
         if setup and self.objective in setup["objectives"] and self.metric == setup["metric"] and not self.demo:
             self.paper_row = self.paper.row(self.model, self.shots, self.method, self.loss, self.task)
-        self.paper_number = None if self.paper_row is None else self.paper_row.numbers.get(self.task)
-        number, mean = self.paper_number, self.mean
-        self.difference = None if number is None or mean is None else 100 * mean - number.mean  # in points
+        self.paper_number = number = None if self.paper_row is None else self.paper_row.numbers.get(self.task)
+        self.difference = None if number is None or self.mean is None else 100 * self.mean - number.mean  # in points
 
     @property
     def label(self) -> str:

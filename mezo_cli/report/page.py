@@ -20,14 +20,13 @@ from mezo_cli.errors import UserError
 from mezo_cli.process.versions import package_version
 from mezo_cli.report.document import document
 from mezo_cli.report.entries import Entry, left_out, no_runs, read_runs
-from mezo_cli.report.figures import COLOURS, SERIES, WIDE, Line, draw_lines, drawing, page_figure, panels, run_figures
+from mezo_cli.report.figures import COLOURS, SERIES, WIDE, Line, draw_lines, page_figure, panels, run_figures
 from mezo_cli.report.groups import Group, group_runs
-from mezo_cli.report.output import make_table
 from mezo_cli.report.paper import find_table
 from mezo_cli.report.settings import format_value
-from mezo_cli.report.tables import PROTOCOL, group_view, run_rows
+from mezo_cli.report.tables import PROTOCOL, group_view, make_table, run_rows
+from mezo_cli.runs.contents import format_score, metrics_of
 from mezo_cli.runs.run import utc_now
-from mezo_cli.runs.scores import format_score, metrics_of
 
 if TYPE_CHECKING:  # jinja2 is imported when a page is written
     from jinja2 import Environment
@@ -82,8 +81,7 @@ def render(report: Report, progress: Progress) -> str:
     counts = Counter(run.outcome for run in report.runs)
     states = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     tasks, models = sorted({run.config.task.name for run in report.runs}), sorted({run.model for run in report.runs})
-    with drawing():
-        drawn = [page_figure(f"p{number}", WIDE, draw_lines, *one) for number, one in enumerate(report.panels.items())]
+    drawn = [page_figure(f"p{number}", WIDE, draw_lines, *one) for number, one in enumerate(report.panels.items())]
     run_table = make_table("Runs", run_rows(report.runs), left=2)
     # The results first: at the right end of a wide table they would have to be scrolled to.
     first = ["run", "verdict", "dev", "before", "test"]

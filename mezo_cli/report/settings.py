@@ -19,7 +19,7 @@ from mezo_cli.config.choices import CONF, find_choices
 from mezo_cli.config.explain import GROUPS, key_owners
 from mezo_cli.config.schema import Config, to_dict
 from mezo_cli.config.validation import defaults
-from mezo_cli.runs.scores import MARK, format_score, scale
+from mezo_cli.runs.contents import MARK, format_score, scale
 
 Point = tuple[tuple[str, Any], ...]  # (key, value) of each setting of the grid
 GRID = ("optimizer.lr", "optimizer.eps", "batch_size", "optimizer.weight_decay")

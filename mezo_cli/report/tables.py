@@ -1,18 +1,23 @@
-"""Build the tables of `mezo runs` and `mezo compare`: runs, groups of runs, and the paper's table."""
+"""The tables of `mezo runs` and `mezo compare`: runs, groups of runs, and the paper's table; to read, or as CSV."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
 
+from mezo_cli.console import TextTable, plain_text
 from mezo_cli.report.entries import Entry, no_runs, read_runs
 from mezo_cli.report.groups import Group, format_shots, group_runs, mean_score, unlike_paper
-from mezo_cli.report.output import Comparison, make_table
 from mezo_cli.report.paper import TABLE, Number, Paper, Row, find_table
 from mezo_cli.report.settings import format_mean, format_value, short_name, shown_value, telling_keys
-from mezo_cli.runs.scores import MARK, NOTE
+from mezo_cli.runs.contents import MARK, NOTE
+
+if TYPE_CHECKING:  # `mezo predict` writes its CSV here too
+    import pandas as pd
 
 PROTOCOL = "the point of the grid with the best dev score of each data seed; mean and population std (ddof 0) of test"
 INFERRED = (
@@ -24,7 +29,62 @@ COST_NOISE = 1.2
 # Settings that a column of `run_rows` shows anyway.
 SHOWN = ("task.name", "objective.name", "objective.loss", "optimizer.name", "peft.name", "model.path", "seed", "steps")
 UNIT = "percent; a metric that is no fraction, as it is"
+SHORT = 14  # a column of texts up to this width is never folded
 COLUMN = {True: 13, False: 9}  # characters of a task's column in a table of means and stds, or of single runs
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of runs: tables and notes to read, records of groups, numbers or runs for CSV, a document (JSON)."""
+
+    tables: Sequence["pd.DataFrame"]
+    notes: Sequence[str] = ()
+    records: Sequence[Mapping[str, Any]] = ()
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_table(title: str, rows: "Sequence[Mapping[str, str | None]] | pd.DataFrame", left: int = 1) -> "pd.DataFrame":
+    """Return a table of texts, `-` where a row has none. The first `left` columns are words, the others numbers."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows, dtype=object).fillna("-")
+    table.attrs.update(title=title, left=left)
+    return table
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the tables and, below them, the notes. In a narrow terminal long words are folded; numbers never."""
+    for table in comparison.tables:
+        if table.attrs["title"]:
+            console.print(plain_text(table.attrs["title"]))
+        text = TextTable(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+        for number, name in enumerate(table):
+            words = number < table.attrs["left"]
+            folded = words and table.iloc[:, number].str.len().max() > SHORT
+            text.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not folded)
+        for row in table.to_numpy():
+            text.add_row(*row)
+        console.print(text, end="\n\n")
+    for note in dict.fromkeys(comparison.notes):
+        item = TextTable.grid(padding=(0, 1))  # a hanging indent
+        item.add_row("-", note)
+        console.print(item)
+
+
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV. A text that a spreadsheet would run as a formula gets a `'` before it."""
+    import pandas as pd
+
+    return str(pd.DataFrame(records, dtype=object).map(_cell).to_csv(index=False))
+
+
+def _cell(value: Any) -> Any:
+    """Return a list or mapping as the text of one cell: `13 21`, `negative:4 positive:6`, sentences with semicolons."""
+    if isinstance(value, Mapping):
+        value = " ".join(f"{key}:{entry}" for key, entry in value.items())
+    elif isinstance(value, list):
+        value = ("; " if any(isinstance(entry, str) for entry in value) else " ").join(map(str, value))
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def comparison(
@@ -157,8 +217,7 @@ def _group_record(group: Group) -> dict[str, Any]:
 
 
 def _paper_fields(number: Number | None) -> dict[str, float | bool | None]:
-    values = (None, None, None) if number is None else number[1:]
-    return dict(zip(("paper_mean", "paper_std", "paper_uncertain"), values, strict=True))
+    return dict(zip(("paper_mean", "paper_std", "paper_uncertain"), number[1:] if number else [None] * 3, strict=True))
 
 
 def _seed_details(group: Group) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from mezo_cli.console import TextTable, describe_completion, make_table, plain_text, printable
 from mezo_cli.report.document import thin
 from mezo_cli.report.settings import format_value
-from mezo_cli.runs.scores import format_score, metrics_of
+from mezo_cli.runs.contents import format_score, metrics_of
 
 WIDTH = 80  # of every line but the commands, which are there to be copied
 LOG_WIDTH = 100

@@ -11,13 +11,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from mezo_cli.errors import FULL, RunFailed, UserError
+from mezo_cli.errors import FULL, RunFailed, UserError, did_you_mean, join
 
 TEMPORARY = ".{}.tmp"  # of the name of the file or folder that it becomes
 LOCK = ".{}.lock"  # of the name of what an option names
@@ -218,3 +218,24 @@ def check_new_folder(path: Path, option: str = "--out") -> None:
     """Check that `write_folder` may make a folder."""
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise UserError(f"{option} {path}: it exists and is not an empty folder")
+
+
+def check_output(path: Path, formats: Collection[str] = (".csv",), option: str = "--out") -> None:
+    """Check that the file of an option can be written, before any run is read; `formats`: allowed extensions."""
+    if path.suffix not in formats:
+        near = did_you_mean(path.suffix, formats)
+        raise UserError(f"{option} {path}: the file extension sets the format; allowed are {join(formats)}{near}")
+    if path.is_dir():
+        raise UserError(f"{option} {path}: this is a folder, not a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {path.parent}")
+    if (path.parent / "run.json").exists():
+        raise UserError(f"{option} {path}: {path.parent} is a run directory; choose another folder")
+
+
+def write_output(path: Path, content: str | bytes, option: str = "--out") -> None:
+    """Write the file that an option named, completely or not at all."""
+    try:
+        write_file(path, content)
+    except OSError as error:
+        raise write_error(f"{option} {path}", error) from error

@@ -230,9 +230,7 @@ class Run:
         if values.get("format") != FORMAT:
             found = f"of a format that this one does not know: {values.get('format')}"
             raise UserError(f"{self.path}: of a version of mezo before 1.0, or {found}")
-        values = check_object(path, values)
-        check_types(RunInfo, path, values)
-        return values
+        return check_types(RunInfo, path, check_object(path, values))
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json."""
@@ -258,8 +256,7 @@ class Run:
 
     def ends(self, names: Iterable[str] = ENDS) -> dict[str, str]:
         """Return file -> checksum of its size and end, of those files that are there."""
-        found = {name: atomic.end_checksum(self.path / name) for name in names}
-        return {name: end for name, end in found.items() if end is not None}
+        return {name: end for name in names if (end := atomic.end_checksum(self.path / name)) is not None}
 
     def check_ends(self, info: Mapping[str, Any], names: Iterable[str] = ALWAYS_READ) -> None:
         """Refuse files of a finished run that are not those that it ended with, by its run.json."""
@@ -418,9 +415,7 @@ class Run:
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json without its checksum."""
         path = self.path / "summary.json"
-        values = read_object(path)
-        check_types(Summary, path, values)
-        return values
+        return check_types(Summary, path, read_object(path))
 
     def write_predictions(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl, whole: for each test row, in order, its columns, label, predicted, probabilities."""

@@ -19,13 +19,12 @@ from mezo_cli.config.schema import Config, LoggerConfig
 from mezo_cli.config.stored import to_yaml
 from mezo_cli.errors import UserError
 from mezo_cli.runs.atomic import write_atomically
+from mezo_cli.runs.contents import without_texts
 from mezo_cli.runs.jsonl import write_object
 from mezo_cli.runs.run import ALWAYS_READ, ENDS, Run
-from mezo_cli.runs.scores import without_texts
 from mezo_cli.session import restore
 from mezo_cli.session.session import Session
-from mezo_cli.sharing.card import base_name, code, hub_id, write_card
-from mezo_cli.sharing.model_folder import CARD
+from mezo_cli.sharing.model_folder import CARD, base_name, code, hub_id, write_card
 
 # Of run.json: what is about the machine and its user, and what shows rows of the data.
 PRIVATE = ("argv", "pid", "host", "cuda_visible_devices", "prompt", "logged_as", "changes", "pruned", "engine", "error")

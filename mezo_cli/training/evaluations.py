@@ -12,7 +12,7 @@ from torch import Tensor
 from mezo_cli.console import ProgressReporter, describe_completion, log, progress_bar
 from mezo_cli.errors import RunFailed, UserError, did_you_mean, join
 from mezo_cli.objectives.scoring import Evaluation
-from mezo_cli.runs.scores import format_score
+from mezo_cli.runs.contents import format_score
 from mezo_cli.session.opening import check_same_weights
 from mezo_cli.session.session import Session, not_finite_at_start
 from mezo_cli.training.divergence import DIVERGED, lower_rate

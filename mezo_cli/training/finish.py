@@ -17,7 +17,7 @@ from mezo_cli.models.quantized import count_parameters
 from mezo_cli.objectives.scoring import Evaluation
 from mezo_cli.process.memory import peak_memory
 from mezo_cli.runs import BEFORE_TRAINING, trajectory
-from mezo_cli.runs.scores import format_difference, format_score, without_texts
+from mezo_cli.runs.contents import format_difference, format_score, without_texts
 from mezo_cli.session.session import Session
 from mezo_cli.training.divergence import DIVERGED, Divergence
 from mezo_cli.training.evaluations import Evaluations

@@ -28,9 +28,10 @@ import pandas as pd
 from mezo_cli.console import format_duration, make_console
 from mezo_cli.report.entries import Entry, read_runs
 from mezo_cli.report.groups import Group, group_runs, mean_score
-from mezo_cli.report.output import Comparison, check_output, csv_text, make_table, show, write_output
 from mezo_cli.report.settings import Point, format_mean, leave_out, shown_value
-from mezo_cli.runs.scores import format_score
+from mezo_cli.report.tables import Comparison, csv_text, make_table, show
+from mezo_cli.runs.atomic import check_output, write_output
+from mezo_cli.runs.contents import format_score
 
 REFERENCE = "mezo"
 LABELS = ("MeZO", "null (random signs)")  # of the two methods whose every lr `--rates` compares

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mezo_cli.diagnosis import cost, rival, signal
+from mezo_cli.diagnosis import cost, signal
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.models import loading
 from mezo_cli.session.opening import Prepared
@@ -69,7 +69,7 @@ def test_a_probe_counts_and_without_steps_none_is_measured(roberta: Path) -> Non
 
 def found(session: object, seconds: float = 300.0) -> Finding:
     section = Section("cost")
-    rival.check(section, session, Deadline(seconds))  # type: ignore[arg-type]
+    cost.judge_rival(section, session, Deadline(seconds))  # type: ignore[arg-type]
     return named(section)["backprop"]
 
 
@@ -89,12 +89,12 @@ def test_what_it_says_of_the_figures(roberta: Path, monkeypatch: pytest.MonkeyPa
     def measured(job: object, deadline: Deadline) -> dict[str, float]:
         return {"peak_bytes": peaks[job.optimizer.name], "seconds": 0.5}  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(rival, "_measured", measured)
+    monkeypatch.setattr(cost, "_measured", measured)
     assert found(session).verdict == OK
     peaks["adamw"] = 4e7
     finding = found(session)
     assert (finding.verdict, finding.advice.split(" fits")[0]) == (NOTE, "adamw peft=none, adamw peft=lora")
-    monkeypatch.setattr(rival, "free_memory", lambda: 1000)
+    monkeypatch.setattr(cost, "free_memory", lambda: 1000)
     finding = found(session)
     assert (finding.verdict, finding.text.count("GB are free")) == (UNKNOWN, 2)
 
@@ -107,5 +107,5 @@ def test_without_time_nothing_is_known(roberta: Path) -> None:
 @pytest.mark.parametrize("words", [["steps=0"], ["optimizer=adamw"]])
 def test_a_run_that_takes_no_step_of_mezo_has_no_rival(words: list[str], roberta: Path) -> None:
     section = Section("cost")
-    rival.check(section, load(roberta, *words).session, Deadline(0.0))
+    cost.judge_rival(section, load(roberta, *words).session, Deadline(0.0))
     assert not section.findings

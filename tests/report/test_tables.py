@@ -19,9 +19,8 @@ from mezo_cli.config.schema import to_dict
 from mezo_cli.report import paper
 from mezo_cli.report.entries import read_runs
 from mezo_cli.report.groups import group_runs, unlike_paper
-from mezo_cli.report.output import csv_text
 from mezo_cli.report.settings import flatten, method_name, unusual_settings
-from mezo_cli.report.tables import group_view, paper_view
+from mezo_cli.report.tables import csv_text, group_view, paper_view
 from mezo_cli.sweep.plan import plan_sweep
 from tests.command_line import mezo, ok
 from tests.report.run_directories import SEEDS, make_entry, make_grid, make_run, make_two_methods, only_group

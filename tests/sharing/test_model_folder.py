@@ -26,9 +26,8 @@ from mezo_cli.config.schema import Example
 from mezo_cli.runs import Run
 from mezo_cli.session.opening import opened
 from mezo_cli.session.session import Session
-from mezo_cli.sharing import card as cards
-from mezo_cli.sharing.card import read_terms, write_card
-from mezo_cli.sharing.model_folder import EXAMPLE, pipeline_task, write_model_folder
+from mezo_cli.sharing import model_folder
+from mezo_cli.sharing.model_folder import EXAMPLE, pipeline_task, read_terms, write_card, write_model_folder
 from tests.command_line import HANGS, environment, error_line, mezo, ok
 from tests.hub_server import Hub
 from tests.report.run_directories import make_run
@@ -239,9 +238,9 @@ def test_the_terms_of_the_base_model_are_named(tmp_path: Path, monkeypatch: pyte
         assert read_terms(tmp_path) == licence
     task = config.task.replace(name="<b>`x`", labels=["a\n# b", "<script>"])
     session: Any = SimpleNamespace(config=config.replace(task=task), loaded=SimpleNamespace(revision=None))
-    monkeypatch.setattr(cards, "read_terms", lambda folder: "mit")
+    monkeypatch.setattr(model_folder, "read_terms", lambda folder: "mit")
     run = make_run(tmp_path / "run", ended="interrupted")
-    text = write_card(run, session, 0, "t\n# <i>", "", "transformers", base_card="BASE_MODEL.md")
+    text = write_card(run, session, 0, "t\n# <i>", "", "mezo", base_card="BASE_MODEL.md")
     assert "\n# t \\# &lt;i&gt;\n" in text
     assert "the task `` <b>`x` `` (a \\# b, &lt;script&gt;)" in text
     assert "| task | &lt;b&gt;\\`x\\`, version 1 |" in text
