@@ -135,9 +135,9 @@ def train(
 
         raise typer.Exit(sweep.sweep(words, config_dir, jobs, prints, quiet, as_json))
     if cfg is not None:
-        from mezo_cli.config import compose, schema, stored
+        from mezo_cli.config import compose, stored
 
-        print(stored.dump(schema.to_dict(compose.build_config(words, config_dir), whole=True)), end="")
+        print(stored.to_yaml(compose.build_config(words, config_dir), whole=True), end="")
     else:
         from mezo_cli.commands import train
 

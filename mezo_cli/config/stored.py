@@ -29,16 +29,11 @@ USED = "own_reward"  # of run.json: whether the run's process was given a functi
 OwnCode = dict[str, Any]
 
 
-def to_yaml(config: Config) -> str:
-    """Return the config as the text of `config.yaml`."""
-    return dump(to_dict(config))
-
-
-def dump(plain: Mapping[str, Any]) -> str:
-    """Return plain nested values as YAML, in their order."""
+def to_yaml(config: Config, whole: bool = False) -> str:
+    """Return the config as the text of `config.yaml`; `whole`: with what is the user's own, to be shown."""
     import yaml  # not needed to say which keys there are
 
-    return yaml.safe_dump(plain, default_flow_style=False, allow_unicode=True, sort_keys=False)
+    return yaml.safe_dump(to_dict(config, whole), default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
 def from_yaml(text: str) -> Config:

@@ -191,7 +191,7 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
         arithmetic.append({"from_step": resumed or 0, **here})
     run.update(
         data_fingerprint=splits.fingerprint,
-        keep_sha256=_keep_sha256(config),
+        keep_sha256=_keep_sha256(config) if config.data.keep else None,
         rows={name: len(rows[name]) if name in rows else None for name in ("train", "dev", "test")},
         prompt=session.encoder.decode(rows["train"][0]) if config.data.store_texts else None,
         **session.objective.describe(),
@@ -227,16 +227,15 @@ def _check_data_unchanged(config: Config, run: Run, splits: Splits) -> None:
     before, keep, why = run.info(), config.data.keep, "changed since this run began, so it cannot be resumed"
     if before.get("data_fingerprint") not in (None, splits.fingerprint):
         raise UserError(f"{run.path}: the data have {why}")
-    if before.get("keep_sha256") not in (None, _keep_sha256(config)):
+    if before.get("keep_sha256") not in (None, _keep_sha256(config) if keep else None):
         raise UserError(f"{run.path}: data.keep={keep} has {why}")
 
 
-def _keep_sha256(config: Config) -> str | None:
-    file = config.data.keep
+def _keep_sha256(config: Config) -> str:
     try:
-        return None if file is None else file_sha256(Path(file))
+        return file_sha256(Path(str(config.data.keep)))
     except OSError as error:
-        raise UserError(f"data.keep={file}: {error.strerror}") from error
+        raise UserError(f"data.keep={config.data.keep}: {error.strerror}") from error
 
 
 def _log_rows_and_model(prepared: Prepared) -> None:
