@@ -28,7 +28,8 @@ from mezo_cli.runs import ReadOnlyRun, Run
 
 def check_new_run(config: Config) -> None:
     """Check that the objective has what it needs, and if it continues prompts that the model does, and has room."""
-    check_server_given(config)
+    if config.engine.name != "none":
+        check_server_given(config)
     check_reward(config)
     if not config.objective.needs_labels:
         encoder = load_encoder(config)
