@@ -30,8 +30,8 @@ def check_new_run(config: Config) -> None:
     """Check that the objective has what it needs, and if it continues prompts that the model does, and has room."""
     if config.engine.name != "none":
         check_server_given(config)
-    check_reward(config)
     if not config.objective.needs_labels:
+        check_reward(config)
         encoder = load_encoder(config)
         if config.data.keep is not None:
             from mezo_cli.data.texts import read_kept_rows
