@@ -31,6 +31,7 @@ from mezo_cli.errors import UserError, join
 from mezo_cli.models.loading import DTYPES, worth_measuring
 from mezo_cli.models.quantized import count_parameters
 from mezo_cli.models.stored_tensors import format_names
+from mezo_cli.objectives.collate import batches_by_length
 from mezo_cli.optim import OPTIMIZERS, Optimizer
 from mezo_cli.process.memory import free_memory, peak_memory, reset_peak_memory, trim_malloc
 from mezo_cli.process.signals import import_libraries, import_torch
@@ -56,18 +57,14 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
         judge_speed(section, costs, config)
         step = costs[config.model.computes_in]
     session.forward.set_compute_dtype(session.loaded.compute_dtype)
-    size = min(config.eval_batch_size, len(dev))
-    start = time.perf_counter()
-    with torch.no_grad():
-        session.objective.measure(session.objective.collate([dev[i * len(dev) // size] for i in range(size)]))[0].cpu()
-    row_seconds = (time.perf_counter() - start) / size
+    first, row_seconds = measure_rows(prepared)
     passes = Counter(config.optimizer.count_forwards(config.steps, config.steps))
     seconds = sum(passes.values()) * (step["seconds"] / step["passes"] if step else 0.0)
     if config.init == "linear_probe":
         passes["forwards"] += -(-len(train) // config.batch_size)
     evaluations = sum(map(config.evaluates_at, range(config.steps + 1)))
     rows = evaluations * len(dev) + min(TRAIN_ROWS, len(train)) + len(prepared.rows.get("test", ()))
-    seconds += rows * row_seconds
+    seconds += rows * row_seconds + (len(train) + len(dev)) * (first - row_seconds)
     seconds = loading + (seconds if config.max_seconds is None else min(seconds, config.max_seconds))
     back = f" and {passes['backwards']:,} backwards" if passes["backwards"] else ""
     text = (
@@ -77,6 +74,23 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
     figures: dict[str, Any] = {"steps": config.steps, "evaluations": evaluations, **passes}
     section.add(OK, "plan", text, seconds=seconds, **figures)
     return section
+
+
+def measure_rows(prepared: Prepared) -> tuple[float, float]:
+    """Return the seconds per row of an evaluation, the first time, in which states are kept, and those after it."""
+    session, dev = prepared.session, prepared.rows["dev"]
+    size = min(session.config.eval_batch_size, len(dev))
+    rows = [dev[i * len(dev) // size] for i in range(size)]
+    if prepared.states_bytes:  # those of a batch of an evaluation: their states are computed together
+        batches = batches_by_length(dev, size)
+        rows = [dev[i] for i in batches[len(batches) // 2]]
+    seconds = []
+    for _ in range(2 if prepared.states_bytes else 1):
+        start = time.perf_counter()
+        with torch.no_grad():
+            session.objective.measure(session.objective.collate(rows))[0].cpu()
+        seconds.append((time.perf_counter() - start) / len(rows))
+    return seconds[0], seconds[-1]
 
 
 def report_trainable(section: Section, session: Session, unreachable: Mapping[str, int]) -> None:
@@ -101,6 +115,7 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
     """Return the cost of a step in each compute dtype for which there is time, the run's own first.
 
     The dtypes take turns, so that other work on the machine slows both. The steps have lr 0, so theta stays as it is.
+    Where states are kept, in the run's dtype, all steps have the rows of the first, and no other dtype is measured.
 
     Returns:
         dtype -> `seconds` of a step (the median of `steps` that are timed), `passes`: its forwards and backwards,
@@ -112,14 +127,15 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
     if optimizer.replayable:
         optimizer.keep_start(prepared.session.params)
     session = dataclasses.replace(prepared.session, optimizer=optimizer)
+    kept = bool(prepared.states_bytes)
     dtypes = worth_measuring(session.loaded.device, config.model.computes_in)
     times: dict[str, list[float]] = {}
     peaks, passes = Counter[str](), Counter[str]()
     step = 0
     for turn in range(1 + STEPS):
-        numbers = sampler.batch(turn)
+        numbers = sampler.batch(0 if kept else turn)
         rows, weights = [train[i] for i in numbers], sampler.weights(numbers)
-        for dtype in sorted(dtypes, key=lambda name: name != config.model.computes_in):
+        for dtype in sorted(dtypes, key=lambda name: name != config.model.computes_in)[: 1 if kept else None]:
             expected = min(times.get(dtype) or [taken[-1] for taken in times.values()], default=0.0)
             if times and not deadline.allows(expected):
                 continue
@@ -168,13 +184,17 @@ def judge_speed(section: Section, costs: Mapping[str, dict[str, Any]], config: C
 # --- beside backpropagation ---
 
 
-def judge_rival(section: Section, session: Session, deadline: Deadline) -> None:
+def judge_rival(section: Section, prepared: Prepared, deadline: Deadline) -> None:
     """Add the finding: memory and time of a step by the run's optimizer, by AdamW with the run's peft, with a LoRA."""
-    run = session.config
+    session, run = prepared.session, prepared.session.config
     if not run.steps or run.optimizer.needs_backward or run.engine.name != "none":
         return
     end, name = Deadline(min(MOST_SECONDS, deadline.left)), run.optimizer.name
-    found = {name: _measured(run, end)}
+    cached = run.model if prepared.states_bytes else run.model.replace(cache_bytes=0)
+    of_run = _measured(run.replace(model=cached), end)
+    if isinstance(of_run, dict):  # which keeps the states of its three steps' rows
+        of_run["peak_bytes"] += prepared.states_bytes
+    found = {name: of_run}
     # AdamW with checkpointed activations: with the run's peft, and with a LoRA
     model = run.model.replace(checkpoint_activations=True, dtype="float32", stream=False, stream_memory=0)
     changed = run.replace(model=model, optimizer=AdamWConfig(name="adamw", lr=1e-5), init="none", checkpoint="full")
@@ -182,13 +202,13 @@ def judge_rival(section: Section, session: Session, deadline: Deadline) -> None:
     for rival, config in {f"adamw peft={run.peft.name}": changed, "adamw peft=lora": lora}.items():
         found[rival] = _too_large(config, session) or _measured(config, end)
     measured = {one: figures for one, figures in found.items() if not isinstance(figures, str)}
-    of_run, texts, fits = measured.get(name), [], []
+    texts, fits = [], []
     for one, figures in found.items():
         if isinstance(figures, str):
             texts.append(f"{one} {figures}")
             continue
         texts.append(f"{one} {figures['peak_bytes'] / 1e9:.2g} GB, {figures['seconds']:.2g} s per step")
-        if of_run and one != name:
+        if isinstance(of_run, dict) and one != name:
             texts[-1] += f" (the time of {figures['seconds'] / of_run['seconds']:.1f} steps of {name})"
             fits += [one] if figures["peak_bytes"] <= of_run["peak_bytes"] else []
     verdict, advice = (NOTE, f"{join(fits)} fits in that memory, and learns more per step") if fits else (OK, "")
@@ -207,7 +227,7 @@ def _too_large(config: Config, session: Session) -> str:
     return f"needs about {needed / 1e9:.2g} GB, and {free / 1e9:.2g} GB are free" if needed > free else ""
 
 
-def _measured(config: Config, deadline: Deadline) -> Mapping[str, float] | str:
+def _measured(config: Config, deadline: Deadline) -> dict[str, float] | str:
     """Return `peak_bytes` beyond the imports, and `seconds` per step; or why they were not measured."""
     command, left = [sys.executable, "-m", "mezo_cli.diagnosis.cost"], max(deadline.left, 0.01)
     try:
@@ -238,6 +258,8 @@ def main() -> None:
         sampler = BatchSampler(len(train), config.batch_size, config.seed)
         batches = [session.encoder.encode_all([train[i] for i in sampler.batch(step)]) for step in range(RIVAL_STEPS)]
         session.exclude_unreachable(batches[0][0])
+        if session.keep_states(batches[0]):  # as all are, later in the run
+            batches = [batches[0]] * RIVAL_STEPS
         if session.optimizer.replayable:
             session.optimizer.keep_start(session.params)
         for step, rows in enumerate(batches):

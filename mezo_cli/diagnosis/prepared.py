@@ -43,5 +43,5 @@ def diagnose(prepared: Prepared, loading: float, deadline: Deadline) -> Iterator
         yield (signal.check_rewards if by_rewards else signal.check)(prepared, deadline.part(SIGNAL))
     with explain_device_errors("one step", advice):
         section = cost.check(prepared, loading, deadline.part(COST))
-        cost.judge_rival(section, session, deadline)
+        cost.judge_rival(section, prepared, deadline)
         yield section

@@ -1,13 +1,16 @@
 """What is trained, what a run costs in time and memory, and backpropagation beside MeZO's step."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from mezo_cli.diagnosis import cost, signal
 from mezo_cli.diagnosis.findings import DOUBT, NOTE, OK, UNKNOWN, Deadline, Finding, Section
 from mezo_cli.models import loading
+from mezo_cli.objectives.collate import Batch
 from mezo_cli.session.opening import Prepared
 from tests.diagnosis.sessions import load, named, only
 from tests.diagnosis.test_signal import Ticks
@@ -60,6 +63,23 @@ def test_a_step_is_measured_in_both_dtypes_and_theta_stays(roberta: Path) -> Non
     assert all(torch.equal(before[name], p) for name, p in tensors.items())
 
 
+def test_kept_states_are_computed_once_and_in_one_dtype(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = load(roberta, "peft=head", "model.compute_dtype=bfloat16")
+    frozen = prepared.session.objective.frozen
+    assert frozen is not None
+    prepared.states_bytes = prepared.session.keep_states(prepared.rows["dev"])
+    computed: list[int] = []
+    compute = frozen._compute
+
+    def counted(batches: Sequence[Batch]) -> list[Tensor]:
+        computed.extend([len(batches)] * bool(batches))
+        return compute(batches)
+
+    monkeypatch.setattr(frozen, "_compute", counted)
+    assert set(findings(prepared)["step"].figures["costs"]) == {"bfloat16"}
+    assert computed == [1]  # the 24 rows are one batch of an evaluation
+
+
 def test_a_probe_counts_and_without_steps_none_is_measured(roberta: Path) -> None:
     found = findings(load(roberta, "steps=0", "init=linear_probe", "probe_c=1"))
     assert set(found) == {"trainable", "plan"}
@@ -67,15 +87,15 @@ def test_a_probe_counts_and_without_steps_none_is_measured(roberta: Path) -> Non
     assert found["plan"].figures["evaluations"] == 1
 
 
-def found(session: object, seconds: float = 300.0) -> Finding:
+def found(prepared: Prepared, seconds: float = 300.0) -> Finding:
     section = Section("cost")
-    cost.judge_rival(section, session, Deadline(seconds))  # type: ignore[arg-type]
+    cost.judge_rival(section, prepared, Deadline(seconds))
     return named(section)["backprop"]
 
 
 def test_each_takes_steps_in_a_process_of_its_own(roberta: Path, movies: Path) -> None:
     words = ["data=files", f"data.dir={movies}", "checkpoint=trajectory", "peft=lora"]  # its own rival is the LoRA's
-    finding = found(load(roberta, *words).session)
+    finding = found(load(roberta, *words))
     measured = finding.figures["measured"]
     assert list(measured) == ["mezo", "adamw peft=lora"]
     assert all(one["peak_bytes"] > 1e5 and one["seconds"] > 0 for one in measured.values())
@@ -83,29 +103,29 @@ def test_each_takes_steps_in_a_process_of_its_own(roberta: Path, movies: Path) -
 
 
 def test_what_it_says_of_the_figures(roberta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = load(roberta).session
+    prepared = load(roberta)
     peaks = {"mezo": 5e7, "adamw": 9e7}
 
     def measured(job: object, deadline: Deadline) -> dict[str, float]:
         return {"peak_bytes": peaks[job.optimizer.name], "seconds": 0.5}  # type: ignore[attr-defined]
 
     monkeypatch.setattr(cost, "_measured", measured)
-    assert found(session).verdict == OK
+    assert found(prepared).verdict == OK
     peaks["adamw"] = 4e7
-    finding = found(session)
+    finding = found(prepared)
     assert (finding.verdict, finding.advice.split(" fits")[0]) == (NOTE, "adamw peft=none, adamw peft=lora")
     monkeypatch.setattr(cost, "free_memory", lambda: 1000)
-    finding = found(session)
+    finding = found(prepared)
     assert (finding.verdict, finding.text.count("GB are free")) == (UNKNOWN, 2)
 
 
 def test_without_time_nothing_is_known(roberta: Path) -> None:
-    finding = found(load(roberta).session, 0.0)
+    finding = found(load(roberta), 0.0)
     assert (finding.verdict, finding.advice) == (UNKNOWN, "give more --seconds")
 
 
 @pytest.mark.parametrize("words", [["steps=0"], ["optimizer=adamw"]])
 def test_a_run_that_takes_no_step_of_mezo_has_no_rival(words: list[str], roberta: Path) -> None:
     section = Section("cost")
-    cost.judge_rival(section, load(roberta, *words).session, Deadline(0.0))
+    cost.judge_rival(section, load(roberta, *words), Deadline(0.0))
     assert not section.findings

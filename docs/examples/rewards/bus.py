@@ -1,10 +1,10 @@
-"""The reward of JSON with the right keys and values: `{"minutes": 9, "bus": 357}` for `Bus 357 leaves in 09 minutes`."""
+"""The reward of JSON with the right keys and values: `{"minutes": 9, "bus": 357}` for `Bus 357 leaves in 09 ...`."""
 
 import json
 
 
 def bus(completions, rows):
-    """Return the share of five rules that hold (an object, its keys, each value, nothing after it), and whether all do."""
+    """Return the share of five rules that hold: an object, its keys, each value, nothing after it."""
     held = [rules(text.strip(), row) for text, row in zip(completions, rows)]
     return [{"reward": sum(rule) / 5, "right": float(all(rule))} for rule in held]
 
