@@ -78,7 +78,7 @@ def check(session: Session, loss_fn: LossFn) -> None:
         if off <= MAX_OFF:
             advice = f"optimizer.eps={larger:g} would do, off by {100 * off:.0f}%"
             break
-    log.warning("warning: %s: rounding hides the signal; %s; or use a larger batch_size, or float32", text, advice)
+    log.warning("warning: %s: rounding makes them noisy; %s; or use a larger batch_size, or float32", text, advice)
 
 
 def describe_exact(session: Session) -> str:

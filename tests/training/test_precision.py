@@ -58,7 +58,7 @@ def test_what_null_stood_for_is_kept_elsewhere(train: Train, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("eps", "level", "said"),
     [
-        (1e-5, logging.WARNING, "rounding hides the signal; optimizer.eps=0.003 would do, off by "),
+        (1e-5, logging.WARNING, "rounding makes them noisy; optimizer.eps=0.003 would do, off by "),
         (3e-2, logging.INFO, "bfloat16: projected gradients are off by "),
     ],
 )
