@@ -29,7 +29,7 @@ def test_the_run_has_the_chosen_rate(more: tuple[str, ...], roberta: Path, movie
     assert mezo("train", *words(roberta, movies, tmp_path / "auto", AUTO, *more)).code == 0
     auto = Run(tmp_path / "auto")
     race = auto.info()["race"]
-    assert race["chosen"] in (0.01, float(min(race["losses"], key=lambda name: race["losses"][name])))
+    assert race["chosen"] in (0.0033, 0.01, 0.03)
     assert sorted(map(float, race["losses"])) == [0.0033, 0.01, 0.03, 0.09]
     assert yaml.safe_load((auto.path / "config.yaml").read_text())["optimizer"]["lr"] == race["chosen"]
     given = words(roberta, movies, tmp_path / "given", f"optimizer.lr={race['chosen']}", *more)
@@ -51,7 +51,8 @@ def test_another_rate_must_be_better_beyond_chance() -> None:
     noise = 0.3 * torch.randn(40, generator=torch.Generator().manual_seed(0))
     lucky, lower, lowest = ended(usual - 0.02 + noise - noise.mean()), ended(usual - 0.02), ended(usual - 0.1)
     assert auto.choose({1.0: lucky, 3.0: ended(usual), 9.0: None}, 3.0) == 3.0
-    assert auto.choose({1.0: lower, 3.0: ended(usual), 9.0: lowest}, 3.0) == 9.0
+    assert auto.choose({1.0: lower, 3.0: ended(usual), 9.0: lowest}, 3.0) == 3.0  # the next lower one
+    assert auto.choose({1.0: lowest, 3.0: ended(usual), 9.0: lower}, 3.0) == 1.0
     assert auto.choose({1.0: lower, 3.0: None, 9.0: lucky}, 3.0) == 1.0
 
 
