@@ -63,8 +63,11 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
     if config.init == "linear_probe":
         passes["forwards"] += -(-len(train) // config.batch_size)
     evaluations = sum(map(config.evaluates_at, range(config.steps + 1)))
-    rows = evaluations * len(dev) + min(TRAIN_ROWS, len(train)) + len(prepared.rows.get("test", ()))
-    seconds += rows * row_seconds + (len(train) + len(dev)) * (first - row_seconds)
+    rows = evaluations * len(dev) + min(TRAIN_ROWS, len(train))
+    seconds += rows * row_seconds + len(prepared.rows.get("test", ())) * first
+    seconds += sum(len(prepared.rows[name]) for name in ("train", "dev") if keeps(prepared, name)) * (
+        first - row_seconds
+    )
     seconds = loading + (seconds if config.max_seconds is None else min(seconds, config.max_seconds))
     back = f" and {passes['backwards']:,} backwards" if passes["backwards"] else ""
     text = (
@@ -76,16 +79,25 @@ def check(prepared: Prepared, loading: float, deadline: Deadline) -> Section:
     return section
 
 
+def keeps(prepared: Prepared, split: str) -> bool:
+    """Return whether what frozen layers compute for the rows of a split is kept; not every split has to fit."""
+    frozen = prepared.session.objective.frozen
+    return frozen is not None and frozen.keeps(prepared.rows[split][0])
+
+
 def measure_rows(prepared: Prepared) -> tuple[float, float]:
-    """Return the seconds per row of an evaluation, the first time, in which states are kept, and those after it."""
-    session, dev = prepared.session, prepared.rows["dev"]
+    """Return the seconds per row of an evaluation: of the first, which computes states that are kept, and of the next.
+
+    The same number twice where none are kept.
+    """
+    session, dev, kept = prepared.session, prepared.rows["dev"], keeps(prepared, "dev")
     size = min(session.config.eval_batch_size, len(dev))
     rows = [dev[i * len(dev) // size] for i in range(size)]
-    if prepared.states_bytes:  # those of a batch of an evaluation: their states are computed together
+    if kept:  # those of a batch of an evaluation: their states are computed together
         batches = batches_by_length(dev, size)
         rows = [dev[i] for i in batches[len(batches) // 2]]
     seconds = []
-    for _ in range(2 if prepared.states_bytes else 1):
+    for _ in range(2 if kept else 1):
         start = time.perf_counter()
         with torch.no_grad():
             session.objective.measure(session.objective.collate(rows))[0].cpu()
@@ -115,7 +127,7 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
     """Return the cost of a step in each compute dtype for which there is time, the run's own first.
 
     The dtypes take turns, so that other work on the machine slows both. The steps have lr 0, so theta stays as it is.
-    Where states are kept, in the run's dtype, all steps have the rows of the first, and no other dtype is measured.
+    Where states of train are kept, in the run's dtype, no other is measured, and all steps have the rows of the first.
 
     Returns:
         dtype -> `seconds` of a step (the median of `steps` that are timed), `passes`: its forwards and backwards,
@@ -127,15 +139,15 @@ def measure_steps(prepared: Prepared, deadline: Deadline) -> dict[str, dict[str,
     if optimizer.replayable:
         optimizer.keep_start(prepared.session.params)
     session = dataclasses.replace(prepared.session, optimizer=optimizer)
-    kept = bool(prepared.states_bytes)
-    dtypes = worth_measuring(session.loaded.device, config.model.computes_in)
+    kept, own = keeps(prepared, "train"), config.model.computes_in
+    dtypes = [own] if kept else sorted(worth_measuring(session.loaded.device, own), key=lambda name: name != own)
     times: dict[str, list[float]] = {}
     peaks, passes = Counter[str](), Counter[str]()
     step = 0
     for turn in range(1 + STEPS):
         numbers = sampler.batch(0 if kept else turn)
         rows, weights = [train[i] for i in numbers], sampler.weights(numbers)
-        for dtype in sorted(dtypes, key=lambda name: name != config.model.computes_in)[: 1 if kept else None]:
+        for dtype in dtypes:
             expected = min(times.get(dtype) or [taken[-1] for taken in times.values()], default=0.0)
             if times and not deadline.allows(expected):
                 continue
@@ -190,7 +202,7 @@ def judge_rival(section: Section, prepared: Prepared, deadline: Deadline) -> Non
     if not run.steps or run.optimizer.needs_backward or run.engine.name != "none":
         return
     end, name = Deadline(min(MOST_SECONDS, deadline.left)), run.optimizer.name
-    cached = run.model if prepared.states_bytes else run.model.replace(cache_bytes=0)
+    cached = run.model if keeps(prepared, "train") else run.model.replace(cache_bytes=0)
     of_run = _measured(run.replace(model=cached), end)
     if isinstance(of_run, dict):  # which keeps the states of its three steps' rows
         of_run["peak_bytes"] += prepared.states_bytes

@@ -105,6 +105,10 @@ class FrozenLayers:
             self._groups.update((id(row), group) for row in group)
         return size
 
+    def keeps(self, row: Any) -> bool:
+        """Return whether the states of a row are kept, once they are computed."""
+        return id(row) in self._groups
+
     def _sizes(self, rows: Rows) -> list[int]:  # of how many tokens a row has states
         return [1 if self._reads_alone else self._tokens_of(row) for row in rows]
 
@@ -142,7 +146,7 @@ class FrozenLayers:
     def _states_of(self, batches: Sequence[Batch]) -> list[Tensor]:
         dtype = self._forward.compute_dtype
         new = [one for one in dict.fromkeys(batches) if one not in self._of_batch or self._of_batch[one].dtype != dtype]
-        kept = [one for one in new if dtype == self._dtype and all(id(row) in self._groups for row in one.rows)]
+        kept = [one for one in new if dtype == self._dtype and all(map(self.keeps, one.rows))]
         rows = [row for one in kept for row in one.rows if id(row) not in self._states]
         groups = list({id(self._groups[id(row)]): self._groups[id(row)] for row in rows}.values())
         alone = [one for one in new if one not in kept]

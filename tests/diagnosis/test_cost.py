@@ -78,6 +78,8 @@ def test_kept_states_are_computed_once_and_in_one_dtype(roberta: Path, monkeypat
     monkeypatch.setattr(frozen, "_compute", counted)
     assert set(findings(prepared)["step"].figures["costs"]) == {"bfloat16"}
     assert computed == [1]  # the 24 rows are one batch of an evaluation
+    prepared.rows["train"] = prepared.session.encoder.encode_all(prepared.splits.train)  # too many to be kept
+    assert set(findings(prepared)["step"].figures["costs"]) == {"float32", "bfloat16"}
 
 
 def test_a_probe_counts_and_without_steps_none_is_measured(roberta: Path) -> None:
