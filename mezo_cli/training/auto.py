@@ -68,12 +68,13 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
                     result = ended[rate] = race(prepared, rate, tick)
             loss = result.loss if result else math.inf
             log.info("rate   optimizer.lr=%g: loss %.4g on held-out rows of train", rate, loss)
-        chosen = choose(ended, row.lr, config.model.wider_range)
+        first = choose(ended, row.lr, config.model.wider_range)
+        chosen = for_more_steps(ended, first, row.lr)
         why = "its loss is the lowest, and lower than that of the table's row beyond chance"
-        if chosen > row.lr:
-            why = "one below that of the lowest loss, which is too large for more steps"
-        if chosen == row.lr:
-            why = "that of the table's row: no smaller one's loss is lower beyond chance, and at most the next one's"
+        if chosen < first:
+            why = f"the next below {first:g}, whose loss is the lowest beyond chance: for more steps that is too large"
+        elif chosen == row.lr:
+            why = "that of the table's row: no other's loss is lower beyond chance"
         log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
     except RunStopped:
         chosen = row.lr
@@ -99,9 +100,7 @@ def _rate_of_table(session: Session) -> Rate:
 def choose(ended: Mapping[float, Evaluation | None], usual: float, advice: str = "") -> float:
     """Return the rate with the lowest loss, of the usual one and those whose loss is lower than its beyond chance.
 
-    Above the usual one it is the next lower of the rates: what is first to fall in a twentieth of the steps was two to
-    four times the best of whole runs (docs/measurements/learns.md). Beyond chance: the 95% interval of the difference,
-    paired by row, has no 0 in it. None is a loss that is not finite.
+    Beyond chance: the 95% interval of the difference, paired by row, has no 0 in it. None is a loss that is not finite.
     """
     finite = {rate: result for rate, result in ended.items() if result}
     if not finite:
@@ -113,8 +112,16 @@ def choose(ended: Mapping[float, Evaluation | None], usual: float, advice: str =
         return result.summary(before)["intervals"].get("loss", (0.0, 0.0))[1] < 0
 
     better = {rate: one.loss for rate, one in finite.items() if before is None or one is before or is_lower(one)}
-    first = min(better, key=lambda rate: (better[rate], rate))
-    return first if first <= usual else max((rate for rate in finite if rate < first), default=first)
+    return min(better, key=lambda rate: (better[rate], rate))
+
+
+def for_more_steps(ended: Mapping[float, Evaluation | None], first: float, usual: float) -> float:
+    """Return the rate for the whole run: `first`, which has won; if that is above the usual one, the next lower.
+
+    What wins a twentieth of the steps was two to four times the best of whole runs (docs/how-to/choose-a-rate.md).
+    """
+    lower = [rate for rate, result in ended.items() if result and usual <= rate < first]
+    return max(lower, default=first)
 
 
 def race(prepared: Prepared, rate: float, tick: Callable[[], None]) -> Evaluation | None:
