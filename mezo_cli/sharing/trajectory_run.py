@@ -71,7 +71,7 @@ def write_trajectory_run(
     portable = to_yaml(_portable(config, run, session.loaded.revision))
     write_atomically(folder / "config.yaml", portable)
     info = {key: value for key, value in run.info().items() if key not in PRIVATE}
-    start = (run.initial_state_file.name,) * config.optimizer.replayable  # without steps nothing begins there
+    start = (run.initial_state_file.name,) * config.optimizer.replayable  # a replay begins there
     copied = [name for name in (*ALWAYS_READ, *start) if (run.path / name).exists()]
     info |= {"weights": weights, "config_sha256": hashlib.sha256(portable.encode()).hexdigest()}
     if "reward" in info:  # without the folder of a file of the user's own

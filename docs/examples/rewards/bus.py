@@ -17,5 +17,5 @@ def rules(text, row):
         return [False]
     if not isinstance(found, dict):
         return [False]
-    values = [str(found.get(key)).lstrip("0") == value for key, value in right.items()]
+    values = [(str(found.get(key)).lstrip("0") or "0") == value for key, value in right.items()]
     return [True, found.keys() == right.keys(), *values, end == len(text)]
