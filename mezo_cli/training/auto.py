@@ -72,7 +72,7 @@ def with_chosen_rate(config: Config, run: Run) -> tuple[Config, float]:
         chosen = for_more_steps(ended, first, row.lr)
         why = "its loss is the lowest, and lower than that of the table's row beyond chance"
         if chosen < first:
-            why = f"the next below {first:g}, whose loss is the lowest beyond chance: for more steps that is too large"
+            why = f"the next below {first:g}, whose loss is the lowest: for more steps that may be too large"
         elif chosen == row.lr:
             why = "that of the table's row: no other's loss is lower beyond chance"
         log.info("rate   optimizer.lr=%g, chosen of %d after %d steps of each: %s", chosen, len(ended), steps, why)
