@@ -115,6 +115,12 @@ def own_function(value: Any) -> Any:
     return f"{shuffled}{own_path(place)}:{function}" if place.endswith(".py") else value
 
 
+def without_folder(reward: str) -> str:
+    """Return a reward's name, of a file of the user's own without the folder, as others may read it."""
+    shuffled = SHUFFLED if reward.startswith(SHUFFLED) else ""
+    return f"{shuffled}{Path(reward.removeprefix(SHUFFLED)).name}"
+
+
 def number_or_auto(value: Any, number: ValidatorFunctionWrapHandler) -> Any:
     """Return `auto`, or what a number becomes."""
     return value if value == AUTO else number(value)

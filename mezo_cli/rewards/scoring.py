@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from mezo_cli.config.base import without_folder
 from mezo_cli.config.registry import REWARDS
 from mezo_cli.errors import RunFailed, UserError, join
 from mezo_cli.rewards.spec import RewardSpec
@@ -93,7 +94,9 @@ class Reward(AbstractContextManager["Reward"]):
         following = {locations[i]: j for i, j in zip(order, [*order[1:], *order[:1]], strict=True)}
         shuffled = {name: [batch[name][following[location]] for location in locations] for name in OF_ROW}
         other = self._score(batch | shuffled)
-        return RewardBatch(other.values, {self.spec.parts[0].name: right.values, **right.parts}, other.errors)
+        return RewardBatch(
+            other.values, {without_folder(self.spec.parts[0].name): right.values, **right.parts}, other.errors
+        )
 
     def _score(self, batch: Batch) -> RewardBatch:
         all_scores, errors = self._row_scores(batch), 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from mezo_cli import models
 from mezo_cli.adapters.methods import find_method
-from mezo_cli.config.base import SHUFFLED
+from mezo_cli.config.base import without_folder
 from mezo_cli.config.optimizers import zeroth_order
 from mezo_cli.config.schema import Config, LoggerConfig
 from mezo_cli.config.stored import to_yaml
@@ -75,9 +75,7 @@ def write_trajectory_run(
     copied = [name for name in (*ALWAYS_READ, *start) if (run.path / name).exists()]
     info |= {"weights": weights, "config_sha256": hashlib.sha256(portable.encode()).hexdigest()}
     if "reward" in info:  # without the folder of a file of the user's own
-        name = info["reward"]["name"].removeprefix(SHUFFLED)
-        before = SHUFFLED if name != info["reward"]["name"] else ""
-        info["reward"] = {**info["reward"], "name": f"{before}{Path(name).name}"}
+        info["reward"] = {**info["reward"], "name": without_folder(info["reward"]["name"])}
 
     def copy_adapter(to: Path) -> None:
         for file in (run.checkpoints / "best").glob("adapter_*"):

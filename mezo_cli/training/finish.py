@@ -7,6 +7,7 @@ follows from the files of a run, so a resumed run has that of a run that was nev
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mezo_cli.config.base import without_folder
 from mezo_cli.config.optimizers import PerturbationConfig
 from mezo_cli.config.rates import advise
 from mezo_cli.config.schema import Config, Example
@@ -94,7 +95,7 @@ def finish(
         optimizer.scalar: trajectory.scalar_stats(grads),
         "peak_memory_bytes": peak_memory(session.loaded.device),
     }
-    summary |= ({"probe": probe} if probe else {}) | ({"reward": reward["name"]} if reward else {})
+    summary |= ({"probe": probe} if probe else {}) | ({"reward": without_folder(reward["name"])} if reward else {})
     summary |= {"stopped": stopped["by"]} if stopped else {}
     if ranks.size > 1:
         shared = {"ranks": ranks.size, "split": ranks.split, "bytes_per_step": run_log.exchanged_bytes_per_step()}

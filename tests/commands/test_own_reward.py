@@ -54,6 +54,7 @@ def test_eval_and_resume_take_it_predict_never(reward: str, tmp_path: Path, monk
     document = json.loads(mezo("eval", "run", reward, "--json").out)
     summary = Run(Path("run")).read_summary()
     assert all(document[name] == summary["test"][name] for name in ("loss", "reward", "reward_digits"))
+    assert summary["reward"] == "mine.py:score"  # it is published
     changed = ok("eval", "run", "objective.reward=other.py:score")
     assert "other.py:score: its code is not what the run was trained on" in changed.out
     monkeypatch.setenv("MEZO_REWARD", f"{tmp_path}/mine.py:score")

@@ -331,7 +331,7 @@ def test_shuffled_scores_against_another_row_that_follows_from_the_seeds(write: 
     assert sorted(values) == numbers
     assert all(value != number for value, number in zip(values, numbers, strict=True))
     assert values[::2] == values[1::2]  # samples of a row go together
-    assert batch.parts[setting].tolist() == numbers
+    assert batch.parts[Path(setting).name].tolist() == numbers
     assert batch.parts["seed"].tolist() == [1000 + i for i in range(20)]
     assert single.values.tolist() == [5]
 
