@@ -125,7 +125,7 @@ def test_bands_are_the_spread_over_seeds(root: Path) -> None:
 
 def test_beside_backpropagation_the_axis_is_seconds_and_a_line_is_the_moved_threshold(tmp_path: Path) -> None:
     results = Path(__file__).resolve().parents[2] / "results"
-    runs, _ = read_runs([results / "smollm2-sst2-s13", results / "smollm2-sst2-adamw-s1"])
+    runs, _ = read_runs([results / "smollm2-sst2-s13", results / "smollm2-sst2-adamw-s13"])
     shown = panels(group_runs(runs))
     assert {rows.index.name for _, rows in shown["sst2: accuracy on dev"]} == {"seconds"}
     page, _ = write(tmp_path / "page.html", results)
