@@ -94,9 +94,8 @@ class Reward(AbstractContextManager["Reward"]):
         following = {locations[i]: j for i, j in zip(order, [*order[1:], *order[:1]], strict=True)}
         shuffled = {name: [batch[name][following[location]] for location in locations] for name in OF_ROW}
         other = self._score(batch | shuffled)
-        return RewardBatch(
-            other.values, {without_folder(self.spec.parts[0].name): right.values, **right.parts}, other.errors
-        )
+        name = without_folder(self.spec.parts[0].name)
+        return RewardBatch(other.values, {name: right.values, **right.parts}, other.errors)
 
     def _score(self, batch: Batch) -> RewardBatch:
         all_scores, errors = self._row_scores(batch), 0

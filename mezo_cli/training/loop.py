@@ -209,8 +209,9 @@ def _begin(prepared: Prepared, run: Run, resumed: int | None) -> Forgetting | No
         if is_new and config.init == "linear_probe":
             run.update(probe=fit_output_layer(session, rows["train"]))
         run.update(**session.objective.check_start([row for of_split in rows.values() for row in of_split]))
-        is_rounded = session.forward.compute_dtype != torch.float32 and config.objective.loss != "reward"
-        if is_new and is_rounded and config.steps and session.optimizer.replayable:  # completions cost as much as steps
+        is_rounded = session.forward.compute_dtype != torch.float32
+        is_cheap = config.objective.loss != "reward"  # to complete the rows would take as long as several steps
+        if is_new and is_rounded and is_cheap and config.steps and session.optimizer.replayable:
             numbers = sampler.batch(0)
             precision.check(session, session.loss_of([rows["train"][i] for i in numbers], sampler.weights(numbers)))
         forgetting = Forgetting(config, session, prepared.kept) if session.objective.measures_forgetting else None
